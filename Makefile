@@ -2,26 +2,15 @@
 
 PYTHON_BIN := .cache/venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
-WORKERS ?= 2
-SIDE_BY_SIDE = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-UPSTREAM := ../shared/upstream_suite/run.sh
-# These look into private attributes of OpenEnv's class. tests/server/test_doors.py and test_http_doors.py hold our server
-# to the same: idle sessions end, and their timers end with the server.
-UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_stale_sessions \
-	TestHTTPMCPSessionReaper::test_reaper_stop_cancels_task
-# The simulations take most of the time of tests/server, and nothing in them depends on a version.
-RESOLVED := tests/test_internals.py tests/protocol tests/client tests/server --ignore-glob='*simulat*' --ignore-glob='*fuzz*'
-# With the latest dependencies, unless WHOLE=1: what they do for us (sockets, HTTP, models, the command line, metrics).
-LATEST := tests/test_internals.py tests/protocol tests/client $(addprefix tests/server/test_,$(addsuffix .py,adoption \
-	announcement any_environment cli client_frames codec connections doors harness http_doors metrics mux_door plain_ws \
-	request_bodies rewards task_api unfinished_messages volatile_fields wire)) --ignore-glob='*simulat*' --ignore-glob='*fuzz*'
+SUITES := $(PYTHON_BIN) -m tests.suites
+TIERS ?= 0 1
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-long test-conformance test-docker test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-stress test-full test-unprivileged suites chaos-long fuzz soak simulate check bench bench-quick lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install Debian packages (as root) and the Python environment, if they are missing
 	@scripts/setup.sh
@@ -38,68 +27,20 @@ demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a for
 	@.cache/venv/bin/errata demo training
 	@.cache/venv/bin/errata demo learning
 
-test: base trainer ## all tests but the slow ones, in WORKERS=2 processes; then the ten files that cost most
-	@$(SIDE_BY_SIDE) --slowest-files 10 -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not long"
+test: base trainer ## style, types and the tests that need no more than a process (tiers 0 and 1); TIERS="0 1 2 3" for what CI runs
+	@$(SUITES) --tiers $(TIERS) $(SUITE_OPTIONS)
 
-test-long: base trainer ## 2,000 schedules of the simulated server, 500 of which make test runs, and errata demo learning
-	@$(PYTHON_BIN) -m tests.server.simulated 0..1999 --jobs $(WORKERS)
-	@$(PYTEST) -m long tests/trainer
+test-%: base trainer ## one suite of tests/suites/suites.toml; `make suites` lists them
+	@$(SUITES) $*
 
-test-conformance: setup ## every wrong server of the conformance kit is caught by what it breaks; waits more than it computes
-	@$(PYTEST) -n 6 -m conformance tests/conformance
+test-stress: base trainer ## tier 1 three times and tier 2 once beside busy loops and disk writers; nothing may fail
+	@$(PYTHON_BIN) -m tests.stress.load -- $(SUITES) --tiers 1 1 1 2 --keep-going
 
-test-browser: setup ## the web interface in Debian's Chromium, which is installed if that is possible here
-	@scripts/chromium.sh
-	@timeout 300 $(PYTEST) -m browser -rs tests/browser
+test-full: base trainer ## all tiers whether they have changed or not, every benchmark once, and a clean machine
+	@$(SUITES) --tiers 0 1 2 3 4 --fresh --keep-going
 
-test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in its own environment, against ours
-	@scripts/locked_environments.sh interop
-	@$(PYTEST) -m interop tests/interop
-
-CHECKER := check-jsonschema==0.39.0
-DOCKER_TESTS := $(PYTEST) -m docker -rs tests/docker tests/sandbox/docker
-test-docker: base ## compose.yaml, sandboxes as containers, the broker; on an engine of its own, or ERRATA_ENGINE=unix:///PATH
-	@scripts/locked_environments.sh interop
-	@scripts/locked_environments.sh compose
-	@if [ -n "$$ERRATA_ENGINE" ]; then exec $(DOCKER_TESTS); fi; \
-	docker/engine.sh run -- $(DOCKER_TESTS); status=$$?; \
-	if [ $$status = 69 ] && [ -z "$$REQUIRE_ALL" ]; then echo "test-docker: skipped, no engine runs here (above)"; exit 0; fi; \
-	exit $$status
-
-ORACLES := 5.0.2 4.1.0
-AGENTS := mini-swe-agent-2.4.6
-RUNNERS := pytest-4.6.11 pytest-5.4.3 pytest-6.2.5 pytest-7.4.4 pytest-8.4.2 sympy-1.12
-test-swe: base ## the rules of SWE-bench against both generations of swebench, mini-swe-agent, and what needs other Pythons than ours
-	@scripts/locked_environments.sh swebench
-	@scripts/locked_environments.sh runner
-	@scripts/locked_environments.sh mini-swe-agent
-	@$(SIDE_BY_SIDE) -m swe -rs tests/envs/swe tests/end_to_end
-
-TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
-RESOLUTION_OPTIONS := -W default -W ignore::ResourceWarning -p no:anyio -m "not chaos and not interop and not swe and not browser and not docker and not sandbox"
-test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest (WHOLE=1: all of them with these, too); the wheel
-	@scripts/resolutions.sh '$(TOOLS)'
-	@echo "resolutions: lowest"; .cache/resolution-lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile $(RESOLUTION_OPTIONS) $(RESOLVED)
-	@echo "resolutions: latest"; .cache/resolution-latest/bin/python -m pytest -n $(WORKERS) --dist loadfile $(RESOLUTION_OPTIONS) \
-		$(if $(WHOLE),$(RESOLVED),$(LATEST))
-	@$(PYTEST) -m wheel tests/test_packaging.py
-
-test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments, if their sources are in ../shared, and on small ones
-	@scripts/upstream_envs.sh
-	@$(PYTEST) -n $(WORKERS) -m interop -rs tests/upstream_envs
-
-test-upstream: setup ## OpenEnv's own server tests on our server and on adopted apps, if their checkout is in ../shared
-	@if [ -x $(UPSTREAM) ]; then for target in errata_server.app adopted_target; do \
-		PYTHON=$(CURDIR)/$(PYTHON_BIN) PYTHONPATH=$(CURDIR)/tests/upstream SUITE_TARGET=$$target $(UPSTREAM) \
-		$(UPSTREAM_PRIVATE:%=--deselect tests/test_production_mode_routes.py::%) || exit 1; done; \
-	else echo "test-upstream: $(UPSTREAM) is not there: nothing is run"; fi
-
-test-upstream-patches: setup ## rfcs/upstream/*.patch on OpenEnv's published wheel and sdist: their tests, OpenEnv's, and the bytes of stock
-	@scripts/upstream_patches.sh
-	@$(PYTEST) -m interop -rs tests/upstream_patches
-
-test-chaos: base ## networks, servers and disks that fail under load, a few minutes; docs/guarantees.md
-	@$(PYTEST) -m chaos
+suites: setup ## list the suites of tests
+	@$(SUITES) --list
 
 SESSIONS := 2000
 KILLS := 20
@@ -119,13 +60,7 @@ simulate: setup ## the server, its clients and their accidents under each of SEE
 	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(SIDE_BY_SIDE) -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not long and not sandbox"
-
-test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
-	@scripts/cleanroom.sh test demo
-
-test-full: WHOLE := 1
-test-full: check test test-long test-conformance test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
+	@$(SUITES) fast
 
 check: setup ## style, types and import rules
 	@status=0; \
@@ -147,6 +82,12 @@ bench-quick: base ## run every benchmark once, small: shows that they run, measu
 		echo "$$bench $$small" && $(PYTHON_BIN) $$bench $$small || exit 1; \
 	done
 
+# What `make lock` pins for environments of their own: oracles, old test runners, agents, and the tools of the test environments.
+ORACLES := 5.0.2 4.1.0
+AGENTS := mini-swe-agent-2.4.6
+RUNNERS := pytest-4.6.11 pytest-5.4.3 pytest-6.2.5 pytest-7.4.4 pytest-8.4.2 sympy-1.12
+CHECKER := check-jsonschema==0.39.0
+TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
 lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@test -x .cache/uv/bin/uv || { $(PYTHON_BIN) -m venv .cache/uv && .cache/uv/bin/pip install -q uv; }
 	@.cache/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate \

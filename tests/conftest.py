@@ -20,9 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count where ``--slowest-files`` asks for it."""
-    if shown := config.getoption("--slowest-files"):
-        config.pluginmanager.register(slowest_files.Times(shown))
+    """Measure what tests cost."""
+    config.pluginmanager.register(slowest_files.Times(config.getoption("--slowest-files")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

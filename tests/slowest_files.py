@@ -36,7 +36,8 @@ SLOWEST = {
 
 They start first. The list at the end of ``make test`` says which files these are today."""
 
-_KEY = "cpu_s"
+CPU_S = "cpu_s"
+"""Name of the property of a report that has the processor time in seconds."""
 
 
 def order(items: list[pytest.Item]) -> None:
@@ -55,6 +56,9 @@ class Times:
     """A pytest plugin that adds up what the reports of tests say of each file.
 
     With pytest-xdist they come from its workers.
+
+    Args:
+        shown: Number of files in the list at the end; 0 prints none.
     """
 
     def __init__(self, shown: int) -> None:
@@ -74,18 +78,20 @@ class Times:
         """Add to a report what set-up, test or teardown took."""
         report = yield
         now = cpu_s()
-        report.user_properties = [*report.user_properties, (_KEY, now - self._last)]
+        report.user_properties = [*report.user_properties, (CPU_S, now - self._last)]
         self._last = now
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a report to its file."""
         file = report.nodeid.partition("::")[0]
-        self.cpu[file] += dict(report.user_properties).get(_KEY, 0.0)  # type: ignore[arg-type, call-overload]
+        self.cpu[file] += dict(report.user_properties).get(CPU_S, 0.0)  # type: ignore[arg-type, call-overload]
         self.wall[file] += report.duration
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the list."""
+        """Print the list, if one is asked for."""
+        if not self.shown:
+            return
         terminalreporter.section(f"{sum(self.cpu.values()):.0f} s of CPU in tests; the files with most")
         for file, used in self.cpu.most_common(self.shown):
             reason = f": {SLOWEST[file]}" if file in SLOWEST else ""

@@ -33,6 +33,7 @@ async def test_counters_in_sandboxes_equal_what_was_acknowledged(tmp_path: Path)
         check(await Storm(plan, disk.place / "data", disk).run())
 
 
+@pytest.mark.storm
 async def test_counters_in_memory_equal_what_was_acknowledged(tmp_path: Path) -> None:
     plan = Plan(COUNTERS + "TaggedCounter", sessions=400, at_once=200, seconds=25.0, kills=3, **SEED)
     check(await Storm(plan, tmp_path / "data").run())

@@ -173,6 +173,7 @@ def tally(name: str) -> tuple[str, ...]:
     return f"{room}:{name}", "--action", f"{room}:TallyAction", "--observation", f"{room}:{observation}"
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize(
     ("name", "more", "given"),
     [

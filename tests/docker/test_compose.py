@@ -61,6 +61,7 @@ def test_the_server_has_all_that_a_machine_of_its_own_would_have(envs: Compose) 
     assert envs.docker("inspect", "--format", "{{.State.Health.Status}}", envs.container()) in ("healthy", "starting")
 
 
+@pytest.mark.smoke
 async def test_both_environments_are_played_with_markers_states_and_forks(envs: Compose) -> None:
     async with ErrataClient(f"{envs.url}/terminal", headers=envs.headers) as client:
         await client.reset()

@@ -15,7 +15,7 @@ from terminal_env.server.tasks import Task, load_tasks
 
 from .answers import FIGURES, TOLERANCE, answers, bundled_tasks, figures, named_paths, played, trivial
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [pytest.mark.tasks, pytest.mark.sandbox]
 TASKS = bundled_tasks()
 ANSWERS = {name: answers(name) for name in TASKS}
 DONE = TerminalAction(tool="submit")

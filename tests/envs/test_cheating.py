@@ -14,7 +14,7 @@ from terminal_env.server.tasks import TASKS_VARIABLE
 
 from .scripted import write_task
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("real", "tasks")]
+pytestmark = [pytest.mark.tasks, pytest.mark.sandbox, pytest.mark.usefixtures("real", "tasks")]
 
 PROBE = '[[errata.probes]]\nname = "answer"\ncommand = "bash /workspace/answer.sh"\ntimeout_s = 3.0\n'
 VERIFY = """

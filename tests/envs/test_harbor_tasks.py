@@ -13,7 +13,7 @@ from terminal_env.server.tasks import TASKS_VARIABLE
 
 from .scripted import write_task
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("real")]
+pytestmark = [pytest.mark.tasks, pytest.mark.sandbox, pytest.mark.usefixtures("real")]
 DONE = TerminalAction(tool="submit")
 
 

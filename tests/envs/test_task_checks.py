@@ -44,6 +44,7 @@ async def checked(backend: Backend, root: Path, **changed: str) -> Result:
     return await check(backend, read_task(write_task(root, {**PASSES, **changed})), times=2)
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 @pytest.mark.parametrize("style", STYLES)
 async def test_a_sound_task_passes(tmp_path: Path, real: Backend, style: str) -> None:
@@ -55,6 +56,7 @@ async def test_a_sound_task_passes(tmp_path: Path, real: Backend, style: str) ->
     assert not result.holes
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 @pytest.mark.parametrize(
     ("changed", "problem"),
@@ -88,6 +90,7 @@ async def test_an_unsound_task_fails_and_says_why(
     assert re.search(problem, "; ".join(result.problems)), result.problems
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 async def test_a_verifier_that_needs_no_tool_passes_on_a_broken_machine(tmp_path: Path, real: Backend) -> None:
     """Nothing of it can be missing, so its score is right there too."""
@@ -96,6 +99,7 @@ async def test_a_verifier_that_needs_no_tool_passes_on_a_broken_machine(tmp_path
     assert result.broken["the solved task, no tools"] == [1.0, 1.0]
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 async def test_a_program_that_solves_nothing_and_earns_something_is_a_warning(tmp_path: Path, real: Backend) -> None:
     result = await checked(real, tmp_path / "t", **{"tests/test.sh": f"test -e /app/out.txt\n{REWARD}"})
@@ -103,6 +107,7 @@ async def test_a_program_that_solves_nothing_and_earns_something_is_a_warning(tm
     assert any("'named files, empty' scores 1" in warning for warning in result.warnings)
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 async def test_what_the_solution_did_without_is_no_error_later(
     tmp_path: Path, real: Backend, monkeypatch: pytest.MonkeyPatch
@@ -121,6 +126,7 @@ async def test_what_the_solution_did_without_is_no_error_later(
     await environment.aclose()
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 @pytest.mark.usefixtures("real")
 async def test_a_local_task_is_served_after_it_passed_and_not_before(
@@ -155,6 +161,7 @@ async def test_a_task_that_says_it_cannot_be_checked_is_served(
         await environment.reset_async(task_id="other")
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 @pytest.mark.parametrize(("flag", "passes"), [("", False), ("[errata]\nunchecked = true\n", True)])
 async def test_a_task_without_a_solution_has_to_say_so(tmp_path: Path, real: Backend, flag: str, passes: bool) -> None:
@@ -188,6 +195,7 @@ def errata(*arguments: str, results: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 def test_the_command_prints_results_and_keeps_them(tmp_path: Path) -> None:
     write_task(tmp_path / "tasks" / "good", PASSES)

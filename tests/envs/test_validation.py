@@ -88,6 +88,7 @@ def address(door: str, url: str) -> str:
     return url if door == "root" else f"{url}/terminal"
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 @pytest.mark.parametrize("door", DOORS)
 def test_a_running_server_passes_every_criterion(door: str, served: str) -> None:
@@ -108,6 +109,7 @@ def test_a_running_server_passes_every_criterion(door: str, served: str) -> None
     )
 
 
+@pytest.mark.tasks
 @pytest.mark.sandbox
 @pytest.mark.parametrize("door", DOORS)
 def test_a_running_server_keeps_the_contracts_of_the_runtime_level(door: str, served: str) -> None:

@@ -14,7 +14,7 @@ from terminal_env.server.tasks import TASKS_VARIABLE
 from . import harbor_style
 from .harbor_style import REWARD, STYLES
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("real")]
+pytestmark = [pytest.mark.tasks, pytest.mark.sandbox, pytest.mark.usefixtures("real")]
 DONE = TerminalAction(tool="submit")
 OUTPUTS = "def test_it():\n    assert open('/app/out.txt').read() == 'right\\n'\n"
 RIGHT = "echo right > /app/out.txt"

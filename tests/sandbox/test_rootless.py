@@ -19,6 +19,7 @@ from errata_server.sandbox.namespace.backend import NamespaceBackend
 from .as_user import REPOSITORY, UID, as_user
 
 pytestmark = [
+    pytest.mark.rootless,
     pytest.mark.sandbox,
     pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's run of the suites is rootless already"),
 ]
@@ -74,7 +75,6 @@ def base_dir(user_home: Path) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.chaos  # 35 s
 def test_the_suites_of_root_mode_pass(user_home: Path, base_dir: Path) -> None:
     arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-rs", "-k", f"not ({SLOW})", *SUITES]
     result = as_user(arguments, user_home, base_dir=base_dir, timeout_s=280.0, ERRATA_ONE_BACKEND="1")

@@ -37,6 +37,8 @@ from errata_server.process import ServerProcess
 
 from .journal_rows import delivery, episode, reward, session
 
+pytestmark = pytest.mark.salvage
+
 COUNT = "tests.server.environments:CountEnvironment"
 SESSIONS = 24
 

@@ -12,6 +12,8 @@ from ranks import alone, together
 
 from errata_trainer.recipes.trl.ema import refuse_sharded_copy
 
+pytestmark = pytest.mark.ranks
+
 MAIN = Path(__file__).parent / "fsdp_main.py"
 RUNS = ("ema", "ema-copies-tied", "live-resharded", "ema-copies-tied-resharded")
 

@@ -20,7 +20,7 @@ processor or torch rounds otherwise, and so has another curve.
 
 
 @pytest.mark.sandbox
-@pytest.mark.long
+@pytest.mark.learning
 @pytest.mark.timeout(900)  # 7 minutes beside a load of 13
 def test_the_reward_on_tasks_that_were_never_trained_on_rises(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--json"]) == 0

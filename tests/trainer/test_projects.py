@@ -36,6 +36,8 @@ from errata_protocol.errors import InvalidRequest
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.recipes.trl import environment_factory
 
+pytestmark = pytest.mark.projects
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -29,6 +29,8 @@ from errata_trainer.tools import of_spec
 from errata_trainer.watch import Watch
 from tests.environments.shelf import SPEC
 
+pytestmark = pytest.mark.training
+
 SHELF = of_spec(SPEC)
 TEXTS = [call("read", path="green"), "the word is owl no file", "Find it. One of red, green, blue holds a word."]
 
@@ -306,6 +308,7 @@ def test_a_sampled_turn_is_parsed_with_its_tools_and_ranks_sample_equally_many(
     assert trainer._sample([]) == [] and len(asked[1]) == 3
 
 
+@pytest.mark.trl
 def test_each_site_is_the_failing_turn_after_its_hint(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
     trainer = made(tokenizer, server.url, tmp_path, scripts(TWO_SITES, NO_SITE, BAD_CALL, ONE_SITE), learning_rate=0.0)
     trainer.train()
@@ -436,6 +439,7 @@ def test_the_channels_wait_for_no_device_in_a_micro_batch(
     assert reads, "a read would have been seen"
 
 
+@pytest.mark.trl
 def test_with_both_weights_zero_it_is_plain_grpo_bit_for_bit(
     server: ServerProcess, tokenizer: Any, tmp_path: Path
 ) -> None:

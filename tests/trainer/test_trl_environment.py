@@ -20,6 +20,8 @@ from errata_trainer.tools import PlayedEnvironment, of_spec
 from terminal_env import SPEC as TERMINAL
 from tests.environments.shelf import SPEC, TOGETHER
 
+pytestmark = pytest.mark.training
+
 SHELF = of_spec(SPEC)
 PROMPT = [{"role": "user", "content": "Find it. "}]
 

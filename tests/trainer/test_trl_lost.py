@@ -20,6 +20,8 @@ from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
 from tests.environments.shelf import SPEC
 
+pytestmark = pytest.mark.training
+
 SHELF = of_spec(SPEC)
 
 

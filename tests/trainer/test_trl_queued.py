@@ -5,9 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from errata_server.process import ServerProcess
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.tools import PlayedEnvironment, Tool
+
+pytestmark = pytest.mark.training
 
 SUBMIT = Tool("submit", "Have it graded.", {"type": "object", "properties": {}}, {"tool": "submit"})
 QUEUEING = PlayedEnvironment("queueing", {"submit": SUBMIT}, closing_tool="submit")

@@ -30,6 +30,8 @@ from errata_trainer.recipes.trl import ChannelSettings
 from errata_trainer.rollout import SdpoItem
 from errata_trainer.tiny import tiny_tokenizer
 
+pytestmark = pytest.mark.training
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:

@@ -17,7 +17,7 @@ from swe_bench_lite_env.server.offered import bundled
 from tests.envs.swe.served import SECRET, TOKENS, offer_secret, serving
 from tests.envs.swe.sessions import NAME, instance
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [pytest.mark.training, pytest.mark.sandbox]
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
 from tests.environments.shelf import SPEC
 
+pytestmark = pytest.mark.training
+
 SHELF = of_spec(SPEC)
 RED = RawCall("read", '{"path": "red"}')
 
@@ -89,6 +91,7 @@ def script(row: int, turn: int) -> str:
     return SCRIPTS[row % 4][turn]
 
 
+@pytest.mark.trl
 def test_what_teachers_agree_on_is_chosen_at_the_students_own_state(
     server: ServerProcess, tokenizer: Any, tmp_path: Path
 ) -> None:

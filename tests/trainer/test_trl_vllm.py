@@ -24,6 +24,8 @@ from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 from errata_trainer.tools import of_spec
 from tests.environments.shelf import SPEC
 
+pytestmark = pytest.mark.training
+
 SCRIPT = [
     [call("read", path="red"), call("read", path="green"), call("submit", word="owl"), "done"],
     [call("submit", word="owl"), "done"],

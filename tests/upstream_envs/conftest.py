@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test of this room; a verdict takes five servers."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.probe)
             item.add_marker(pytest.mark.timeout(600))
 
 

@@ -26,7 +26,7 @@ FETCHED = ROOT / ".cache" / "upstream-patches" / "dist"
 SUITE = ROOT.parent / "shared" / "upstream_suite"
 ORDERS = {"none": [], "0001": PATCHES[:1], "0002": PATCHES[1:], "0001-0002": PATCHES, "0002-0001": PATCHES[::-1]}
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.patches, pytest.mark.timeout(300)]
 
 
 def unpacked(kind: str, to: Path) -> Path:

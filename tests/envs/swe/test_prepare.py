@@ -27,7 +27,7 @@ from swe_bench_lite_env.server.prepare.validate import Run, run_tests, validate
 
 from .preparing import files, git, instance, mirror, recipe, write
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [pytest.mark.prepare, pytest.mark.sandbox]
 
 
 @pytest.fixture(scope="module")

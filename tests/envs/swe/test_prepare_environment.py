@@ -29,7 +29,7 @@ from swe_bench_lite_env.server.prepare.validate import validate
 
 from .preparing import SETUP, files, instance, mirror, python_or_skip, recipe, simple_index, wheel, write
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.prepare, pytest.mark.sandbox, pytest.mark.timeout(600)]
 OWN = f"3.{sys.version_info.minor}"
 EDITABLE = "python setup.py develop"
 """Needs no package: the tests run without a network. `test_prepare_real` has pip's forms."""
@@ -87,7 +87,6 @@ async def shell(builder: Builder, row: Instance, made: Recipe, command: str) -> 
         await sandbox.destroy()
 
 
-@pytest.mark.swe  # 13 to 20 s
 async def test_two_instances_of_a_version_share_their_environment_read_only(builder: Builder, tmp_path: Path) -> None:
     write(tmp_path / "one", files("1.0.1", ("abacus",)))
     write(tmp_path / "two", files("1.0.2", ("abacus",)))
@@ -222,7 +221,6 @@ async def test_what_fails_is_said_with_its_output(builder: Builder, tmp_path: Pa
     assert not list(builder.store.directory.glob(".build-*")), "a failed build left its directory"
 
 
-@pytest.mark.swe  # 13 to 20 s
 async def test_an_environment_that_cannot_be_shared_is_made_anew(builder: Builder, tmp_path: Path) -> None:
     write(tmp_path / "source", files())
     first = (
@@ -264,7 +262,6 @@ async def test_a_version_that_is_made_of_git_is_right(tag: str, version: str, bu
     assert found.passed, found.problems
 
 
-@pytest.mark.swe
 @pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13"])
 async def test_every_python_of_the_benchmark_builds_and_runs(version: str, builder: Builder, tmp_path: Path) -> None:
     minor = python_or_skip(version)
@@ -294,7 +291,6 @@ async def test_every_python_of_the_benchmark_builds_and_runs(version: str, build
     assert await shell(builder, row, made, command) == "/testbed/ledger/__init__.py\n"
 
 
-@pytest.mark.swe
 async def test_a_root_file_system_gives_its_environment_and_its_code(
     builder: Builder, bases: Path, tmp_path: Path
 ) -> None:

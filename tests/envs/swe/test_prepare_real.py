@@ -23,7 +23,7 @@ from tests.sandbox.as_user import REPOSITORY, UID, as_user
 
 from .preparing import dump, files, git, instance, mirror, python_or_skip, recipe, shared_data, write
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.prepare, pytest.mark.sandbox, pytest.mark.timeout(1800)]
 COUNTS = {
     "pallets__flask-4992": ("3.11", 1, 18),
     "pallets__flask-5063": ("3.11", 2, 54),
@@ -35,7 +35,7 @@ COUNTS = {
 """Python, and how many tests of FAIL_TO_PASS and PASS_TO_PASS there are."""
 ONE_RUN = ("mwaskom__seaborn-3407",)
 """Not three runs: each takes more than a minute."""
-IN_MAKE_TEST = ("pallets__flask-4992", "pallets__flask-5063")
+IN_ONE_STORE = ("pallets__flask-4992", "pallets__flask-5063")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,9 +54,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) ->
     return json.loads(shown.out)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_MAKE_TEST else pytest.mark.swe) for name in COUNTS]
-)
+@pytest.mark.parametrize("name", COUNTS)
 def test_a_real_instance_fails_empty_and_passes_with_gold(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     data = shared_data()
     version, repaired, kept = COUNTS[name]
@@ -75,12 +73,11 @@ def test_a_real_instance_fails_empty_and_passes_with_gold(name: str, capsys: pyt
     assert result["after"] == {"fail_to_pass": [repaired, repaired], "pass_to_pass": [kept, kept]}
     assert result["runs"] in (1, 3) and result["rules"] == "5.0.2"  # 1: of an earlier run of this test, see below
     assert result["python"].startswith(f"{version}.")
-    if name in IN_MAKE_TEST:  # the result may be of an earlier run, since the store is kept
+    if name in IN_ONE_STORE:  # the result may be of an earlier run, since the store is kept
         (again,) = run(capsys, "validate", *inputs, "--instance", name, "--runs", "1")["instances"]
         assert (again["runs"], again["after"]) == (1, result["after"])
 
 
-@pytest.mark.swe
 @pytest.mark.parametrize(
     ("python", "install", "pins"),
     [
@@ -123,7 +120,6 @@ def user_home() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-@pytest.mark.swe
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's run of the other tests is rootless already")
 def test_an_ordinary_user_prepares_real_instances(user_home: Path) -> None:
     data = shared_data()
@@ -140,7 +136,7 @@ def test_an_ordinary_user_prepares_real_instances(user_home: Path) -> None:
     program = "import sys; from swe_bench_lite_env.programs.cli import main; sys.exit(main(sys.argv[1:]))"
     inputs = ["--dataset", str(user_home / "swebench_lite_subset.jsonl")]
     inputs += ["--recipes", str(user_home / "swe_recipes.json"), "--store", str(user_home / "tmp/store")]
-    arguments = ["-c", program, "prepare", *inputs, "--json", "--instance", *IN_MAKE_TEST]
+    arguments = ["-c", program, "prepare", *inputs, "--json", "--instance", *IN_ONE_STORE]
     done = as_user(arguments, user_home, base_dir=place, timeout_s=500.0)
     assert done.returncode == 0, done.stdout + done.stderr
     for result in json.loads(done.stdout)["instances"]:

@@ -14,7 +14,7 @@ from ..sessions import NAME, instance
 from .adaptive import ADAPTIVE
 from .attacks import ATTACKS, Attack
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.swe]  # minutes
+pytestmark = [pytest.mark.redteam, pytest.mark.sandbox]
 
 MISSES = {"answers_by_caller"}
 LIMITS = Limits(memory_bytes=2 * 1024**3, pids=256, disk_bytes=1024**3, inodes=100_000, file_size_bytes=1024**3)

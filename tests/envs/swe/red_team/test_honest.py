@@ -16,7 +16,7 @@ from ..sessions import NAME
 from .attacks import Attack
 from .test_attacks import LIMITS, attacked, prepared
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.swe]  # minutes
+pytestmark = [pytest.mark.redteam, pytest.mark.sandbox]
 
 PACKAGE = "src/pagelist/__init__.py"
 HONEST: Mapping[str, tuple[Mapping[str, str], str]] = {

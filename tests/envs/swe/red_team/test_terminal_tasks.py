@@ -10,7 +10,7 @@ from terminal_env.server.environment import TerminalEnvironment
 from .adaptive import ADAPTIVE
 from .attacks import ATTACKS, Attack
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.swe, pytest.mark.usefixtures("real")]  # a minute
+pytestmark = [pytest.mark.redteam, pytest.mark.sandbox, pytest.mark.usefixtures("real")]
 
 TASKS = ("python-intervals", "orders-summary", "git-merge-conflict")
 """One whose verifier runs the agent's program, one where it reads files, one where it reads a repository."""

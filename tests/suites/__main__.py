@@ -1,0 +1,266 @@
+"""Run suites of tests: `make test`, `.ci/run`, `make test-NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from ..slowest_files import SLOWEST
+from . import keys
+from .records import Flaky, Pass, Records
+from .run import LOGS, Processes, Result, run, run_again
+from .table import Suite, load
+
+BY_HASH = 3
+"""The tier whose suites are skipped while unchanged."""
+MOST_FLAKY = 3
+"""Number of flaky tests that one run may have."""
+
+
+class Run:
+    """Runs suites tier by tier, and prints what became of them.
+
+    Args:
+        common: Paths that every key has.
+        records: Records of earlier runs; None if they are ignored.
+        ci: Whether failed tests are run again, and passes and flaky tests are recorded.
+        at_once: Number of suites that run side by side.
+        workers: Number of processes of a suite that runs alone.
+        say: Called with each line of progress.
+    """
+
+    def __init__(
+        self,
+        common: tuple[str, ...],
+        records: Records | None,
+        *,
+        ci: bool,
+        at_once: int,
+        workers: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._common = common
+        self._records = records
+        self._ci = ci
+        self._at_once = at_once
+        self._workers = workers
+        self._say = say
+        self._tree = keys.working_tree() if records or ci else ""
+        self.processes = Processes()
+        self.results: list[Result] = []
+        self.seconds: Counter[int] = Counter()
+
+    def tier(self, number: int, suites: list[Suite]) -> bool:
+        """Run suites side by side, run their failed tests again, and return whether all passed."""
+        began = time.monotonic()
+        todo = [result for result in map(self._planned, suites) if result.status != "unchanged"]
+        alone = [result for result in todo if result.suite.both or len(todo) == 1]
+        beside = [result for result in todo if result not in alone]
+        for result in alone:
+            self._one(result, self._workers, shown=len(todo) == 1)
+        self._side_by_side(beside)
+        if self._ci and 0 < sum(len(result.failed) for result in todo) <= MOST_FLAKY:
+            for result in todo:
+                if result.failed:
+                    self._say(f"{result.suite.name}: running {len(result.failed)} failed tests again, alone")
+                    run_again(result, self.processes)
+        for result in todo:
+            if self._ci and result.key and result.status == "passed" and not result.flaky and not _missing(result):
+                self._keep(result)
+        self.seconds[number] += int(time.monotonic() - began)
+        return all(result.status != "failed" for result in todo)
+
+    def _planned(self, suite: Suite) -> Result:
+        result = Result(suite=suite)
+        if suite.tier >= BY_HASH and self._tree:
+            result.key = keys.key(suite, keys.parts(suite, self._common, self._tree))
+            known = self._records.passed(suite.name, result.key) if self._records else None
+            if known:
+                result.status, result.why = "unchanged", f"unchanged since {known.key}, passed on {known.date[:10]}"
+                self._say(f"{suite.name}: {result.why}")
+        self.results.append(result)
+        return result
+
+    def _side_by_side(self, todo: list[Result]) -> None:
+        waiting: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        for result in todo:
+            waiting.put(result)
+
+        def work() -> None:
+            while True:
+                try:
+                    result = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                self._one(result, 1, shown=False)
+
+        threads = [threading.Thread(target=work) for _ in range(min(self._at_once, len(todo)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _one(self, result: Result, workers: int, *, shown: bool) -> None:
+        self._say(f"{result.suite.name} ...")
+        done = run(result.suite, self.processes, workers, shown=shown)
+        for name in ("status", "why", "seconds", "passed", "failed", "skipped", "cpu_s"):
+            setattr(result, name, getattr(done, name))
+        self._say(line(result))
+
+    def _keep(self, result: Result) -> None:
+        (self._records or Records()).keep(
+            Pass(
+                suite=result.suite.name,
+                key=result.key,
+                date=_now(),
+                commit=_commit(),
+                passed=result.passed,
+                seconds=int(result.seconds),
+            )
+        )
+
+
+def _missing(result: Result) -> bool:
+    return any("openenv-source" in reason for reason in result.skipped)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _commit() -> str:
+    return keys.git("rev-parse", "HEAD")
+
+
+def line(result: Result) -> str:
+    """Return a suite's line of the summary."""
+    skipped = sum(result.skipped.values())
+    counts = f"{result.passed} passed" + (f", {skipped} skipped" if skipped else "")
+    told = {
+        "passed": counts if result.suite.tests else "ok",
+        "failed": f"FAILED: {len(result.failed)} failed, {counts}",
+        "not run": f"not run: {result.why}",
+        "unchanged": result.why,
+    }[result.status]
+    flaky = f", {len(result.flaky)} flaky" if result.flaky else ""
+    return f"{result.suite.name:<14} {result.seconds:5.0f} s  {told}{flaky}"
+
+
+def summary(run: Run, before: list[Flaky], seconds: float) -> int:
+    """Print what became of all suites, with what failed last, and return the exit status."""
+    results = run.results
+    print(f"\n=== summary, {seconds / 60:.1f} minutes", flush=True)
+    for result in results:
+        print(f"tier {result.suite.tier}  {line(result)}")
+    tiers = ", ".join(f"tier {tier} {seconds} s" for tier, seconds in sorted(run.seconds.items()))
+    cpu: Counter[str] = sum((result.cpu_s for result in results), Counter())
+    print(f"{tiers}; {cpu.total():.0f} s of CPU in tests. The files with most:")
+    for file, used in cpu.most_common(10):
+        print(f"{used:7.1f} s CPU  {file}{': ' + SLOWEST[file] if file in SLOWEST else ''}")
+    skipped: Counter[str] = sum((result.skipped for result in results), Counter())
+    for reason, count in skipped.most_common():
+        print(f"skipped {count}: {reason}")
+    earlier = {one.test: one for one in before}
+    flaky = [test for result in results for test in result.flaky]
+    too_often = [test for test, count in Counter(flaky).items() if count > 1 or test in earlier]
+    for test in flaky:
+        known = f" (also on {earlier[test].date[:10]}, {earlier[test].commit[:8]})" if test in earlier else ""
+        print(f"FLAKY {test}{known}")
+    if too_often:
+        print(f"failed: a test was flaky for the second time: mend it, then remove it from {Records().flaky_file}")
+    if len(flaky) > MOST_FLAKY:
+        print(f"failed: {len(flaky)} flaky tests, more than {MOST_FLAKY}")
+    failed = {test: text for result in results for test, text in result.failed.items()}
+    for test, text in failed.items():
+        print(f"\n--- {test}\n{text}")
+    for test in failed:
+        print(f"FAILED {test}")
+    not_run = sum(result.status == "not run" for result in results)
+    if not_run:
+        print(f"{not_run} suites were not run (above)")
+    print(f"{sum(r.passed for r in results)} passed, {len(failed)} failed, {skipped.total()} skipped", flush=True)
+    return 1 if failed or too_often or len(flaky) > MOST_FLAKY or any(r.status == "failed" for r in results) else 0
+
+
+def main() -> int:
+    """Run the command line and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.suites", description=__doc__)
+    parser.add_argument("suites", nargs="*", help="suites to run; without any, those of --tiers")
+    parser.add_argument("--tiers", type=int, nargs="+", default=[], help="tiers in order; one may be given twice")
+    parser.add_argument("--ci", action="store_true", help="run failed tests again, and record outcomes")
+    parser.add_argument("--fresh", action="store_true", help="run suites although they are unchanged")
+    parser.add_argument("--keep-going", action="store_true", help="go on with the next tier after one that failed")
+    parser.add_argument("--at-once", type=int, default=(os.cpu_count() or 1) + 1, help="suites that run side by side")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of a suite that runs alone")
+    parser.add_argument("--list", action="store_true", help="show the suites and exit")
+    parser.add_argument("--keys", action="store_true", help="show the keys of the suites, as JSON, and exit")
+    args = parser.parse_args()
+    common, suites = load()
+    if unknown := [name for name in args.suites if name not in suites]:
+        parser.error(f"no suite {', '.join(unknown)}; there are {', '.join(suites)}")
+    tiers = [(tier, [one for one in suites.values() if one.tier == tier]) for tier in args.tiers]
+    if args.suites:
+        tiers = [(suites[name].tier, [suites[name]]) for name in args.suites]
+    if args.list:
+        print("\n".join(f"{one.name:<14} tier {one.tier}  {one.about}" for one in suites.values()))
+        return 0
+    if args.keys:
+        tree = keys.working_tree()
+        chosen = [suite for _, tier in tiers for suite in tier]
+        found = {suite.name: keys.parts(suite, common, tree) for suite in chosen}
+        print(
+            json.dumps({name: {"key": keys.key(suites[name], found[name]), **found[name]} for name in found}, indent=1)
+        )
+        return 0
+    return run_all(args, common, tiers)
+
+
+def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple[int, list[Suite]]]) -> int:
+    """Run the tiers and return the exit status."""
+    began = float(os.environ.get("CI_BEGAN") or time.time())
+    LOGS.mkdir(parents=True, exist_ok=True)
+
+    def say(text: str) -> None:
+        print(f"{(time.time() - began) / 60:5.1f} min  {text}", flush=True)
+
+    try:
+        before = Records().flaky()
+        whole = Run(
+            common,
+            None if args.fresh or args.suites else Records(),
+            ci=args.ci,
+            at_once=args.at_once,
+            workers=args.workers,
+            say=say,
+        )
+    except (ValueError, FileNotFoundError, subprocess.CalledProcessError) as error:
+        print(f"suites: {error}", file=sys.stderr)
+        return 2
+
+    def stop(number: int, _: object) -> None:
+        whole.processes.end()
+        sys.exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    for number, suites in tiers:
+        if not whole.tier(number, suites) and not args.keep_going:
+            break
+    if args.ci:
+        found = [Flaky(test=test, date=_now(), commit=_commit()) for one in whole.results for test in one.flaky]
+        Records().add_flaky(found)
+    return summary(whole, before, time.time() - began)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The key of a suite: a digest of everything that its outcome depends on.
+
+Of the repository these are the objects of git's tree for whole folders, with changes that are not committed. What is
+outside the repository is named by its version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from .table import ROOT, Suite
+
+ABSENT = "absent"
+
+
+def git(*arguments: str, root: Path = ROOT, text: str = "", **environment: str) -> str:
+    """Return what a command of git prints.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=root,
+        env=os.environ | environment,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def working_tree(root: Path = ROOT) -> str:
+    """Return the id of git's tree of the files as they are now: tracked ones, and new ones that are not ignored."""
+    with tempfile.TemporaryDirectory() as place:
+        index = Path(place, "index")
+        own = root / git("rev-parse", "--git-path", "index", root=root)
+        if own.exists():
+            shutil.copy2(own, index)  # with what git knows of each file, so that unchanged ones are not read again
+        git("add", "--all", root=root, GIT_INDEX_FILE=str(index))
+        return git("write-tree", root=root, GIT_INDEX_FILE=str(index))
+
+
+def objects(tree: str, paths: Iterable[str], root: Path = ROOT) -> dict[str, str]:
+    """Return the ids of the files and folders of a tree.
+
+    Raises:
+        FileNotFoundError: The tree lacks one of them.
+    """
+    wanted = sorted(set(paths))
+    asked = "\n".join(f"{tree}:{path}" for path in wanted)
+    found = git("cat-file", "--batch-check=%(objectname)", root=root, text=asked).splitlines()
+    missing = [path for path, line in zip(wanted, found, strict=True) if line.endswith(" missing")]
+    if missing:
+        raise FileNotFoundError(f"the table of suites names what is not in the repository: {', '.join(missing)}")
+    return dict(zip(wanted, found, strict=True))
+
+
+def shared_digest(path: Path) -> str:
+    """Return the digest of a file, or of the files below a folder; ``absent`` if there is none."""
+    if not path.exists():
+        return ABSENT
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            digest.update(f"{file.relative_to(path.parent)} ".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def versions(commands: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of Python, the kernel and the base trees of sandboxes, and what more commands print."""
+    told = {"python": sys.version, "kernel": os.uname().release, "machine": os.uname().machine}
+    bases = Path(os.environ.get("ERRATA_BASE_DIR", Path.home() / ".cache/errata/bases"))
+    told["bases"] = " ".join(sorted(path.name for path in bases.glob("*-*"))) if bases.is_dir() else ABSENT
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+        )
+        told[command] = done.stdout.strip() if done.returncode == 0 else ABSENT
+    return told
+
+
+def parts(suite: Suite, common: Iterable[str], tree: str, root: Path = ROOT) -> dict[str, str]:
+    """Return what a suite's outcome depends on: names, and the digest or version of each."""
+    found = objects(tree, (*common, *suite.inputs), root)
+    found |= {f"../shared/{path}": shared_digest(root.parent / "shared" / path) for path in suite.shared}
+    return found | versions(suite.versions)
+
+
+def key(suite: Suite, found: dict[str, str]) -> str:
+    """Return the key: 16 hex digits."""
+    lines = [suite.name, *(f"{name}\0{value}" for name, value in sorted(found.items()))]
+    return hashlib.sha256("\0\n".join(lines).encode()).hexdigest()[:16]

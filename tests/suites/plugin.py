@@ -1,0 +1,114 @@
+"""A pytest plugin that selects the tests of one suite, and writes what became of them.
+
+The options are ``--suite`` and ``--outcomes``; ``pytest -p tests.suites.plugin`` loads it.
+
+A test is of the suite whose name it carries as a mark. The mark ``sandbox`` also says what a test needs: it names the
+suite of tests that have no other. Tests without a mark are the suite ``fast``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slowest_files import CPU_S
+
+from .table import DEFAULT, SANDBOX, marks
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    parser.addoption("--suite", metavar="NAME", help="run the tests of this suite only (tests/suites/suites.toml)")
+    parser.addoption("--outcomes", type=Path, metavar="FILE", help="write what became of the tests, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Write outcomes where ``--outcomes`` asks for it, but not in the processes of pytest-xdist."""
+    file = config.getoption("--outcomes")
+    if file and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Outcomes(file))
+
+
+@pytest.hookimpl(trylast=True)  # after directories have marked their tests
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the tests of ``--suite``."""
+    if name := config.getoption("--suite"):
+        config.hook.pytest_deselected(items=select(items, name))
+
+
+def suite_of(item: pytest.Item, suites: Collection[str]) -> str:
+    """Return the name of a test's suite: its closest mark of one, that of a function before that of its module."""
+    names = [mark.name for mark in item.iter_markers() if mark.name in suites]
+    return next((name for name in names if name != SANDBOX), names[0] if names else DEFAULT)
+
+
+def select(items: list[pytest.Item], name: str) -> list[pytest.Item]:
+    """Remove the tests of other suites from a list, and return them."""
+    suites = marks()
+    removed = [item for item in items if suite_of(item, suites) != name]
+    dropped = set(map(id, removed))
+    items[:] = [item for item in items if id(item) not in dropped]
+    return removed
+
+
+class Outcomes:
+    """A pytest plugin that writes a file at the end of the run.
+
+    Args:
+        file: The file, JSON: ``passed`` (number of tests), ``failed`` (node id to output), ``skipped`` (reason to
+            number of tests), ``cpu_s`` and ``wall_s`` (test file to seconds).
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._passed: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._skipped: Counter[str] = Counter()
+        self._cpu: Counter[str] = Counter()
+        self._wall: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a report. With pytest-xdist the reports come from its workers."""
+        file = report.nodeid.partition("::")[0]
+        self._cpu[file] += dict(report.user_properties).get(CPU_S, 0.0)  # type: ignore[arg-type, call-overload]
+        self._wall[file] += report.duration
+        if report.failed:
+            self._failed[report.nodeid] = "\n".join(_texts(report))
+            self._passed.discard(report.nodeid)
+        elif report.skipped and not hasattr(report, "wasxfail"):
+            self._skipped[_reason(report)] += 1
+        elif report.when == "call":
+            self._passed.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Count a file that could not be imported as a failed test."""
+        if report.failed:
+            self._failed[report.nodeid] = "\n".join(_texts(report))
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the file."""
+        told = {
+            "passed": len(self._passed),
+            "failed": self._failed,
+            "skipped": dict(self._skipped),
+            "cpu_s": dict(self._cpu),
+            "wall_s": dict(self._wall),
+        }
+        self._file.write_text(json.dumps(told), encoding="utf-8")
+
+
+def _texts(report: Any) -> Iterator[str]:
+    yield report.longreprtext
+    for title, text in report.sections:
+        yield f"--- {title}\n{text[-4000:]}"
+
+
+def _reason(report: pytest.TestReport) -> str:
+    told = report.longrepr
+    text = told[2] if isinstance(told, tuple) else str(told)
+    return text.removeprefix("Skipped: ")

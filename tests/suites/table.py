@@ -1,0 +1,94 @@
+"""The table of suites."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).with_name("suites.toml")
+DEFAULT = "fast"
+"""Suite of a test without a mark of one."""
+SANDBOX = "sandbox"
+"""Suite of a test that is marked ``sandbox`` and has no mark of another suite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What is run, and what its outcome depends on.
+
+    Args:
+        name: Name, which is also the mark of its tests.
+        tier: 0 to 4. A tier begins when all suites of the one before have passed. A suite of tier 3 is skipped while it
+            is unchanged, and one of tier 4 is run by ``make test-full`` only.
+        about: One line for ``--list``.
+        tests: Paths in which pytest collects the suite's tests; empty for a suite that is a command.
+        command: Program and arguments of a suite that is no pytest run. ``{jobs}`` stands for the number of processes.
+        select: Name of the suite whose tests are selected, if that is another one.
+        ignore: Glob patterns of files that are not collected.
+        python: Interpreter that runs the tests.
+        options: More arguments of pytest.
+        environments: Names for ``scripts/environments.sh``, which installs them before the suite.
+        scripts: Commands that are run before the suite.
+        wrapper: Command that is put before pytest's.
+        openenv: Whether the suite runs code of OpenEnv's repository (``make openenv-source``).
+        both: Whether the suite may use both cores of a machine with two; else it shares them with other suites.
+        uses: Paths in the repository that the outcome depends on, beside those of all suites and the tests.
+        shared: Paths of ``../shared`` that are read.
+        versions: Commands whose output is part of the key.
+    """
+
+    name: str
+    tier: int
+    about: str
+    tests: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    select: str = ""
+    ignore: tuple[str, ...] = ()
+    python: str = ".cache/venv/bin/python"
+    options: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
+    openenv: bool = False
+    both: bool = False
+    uses: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Paths in the repository that the outcome depends on, without those of all suites."""
+        tested = (path.partition("::")[0] for path in self.tests)
+        folders = (str(Path(path).parent) if path.endswith(".py") else path for path in tested)
+        return tuple(sorted({*folders, *self.uses} - {"tests"}))
+
+
+def load(file: Path = FILE) -> tuple[tuple[str, ...], dict[str, Suite]]:
+    """Read the table. A suite takes the fields that it lacks from the one that it names with ``like``.
+
+    Returns:
+        The paths that every key has, and the suites by name, in the order in which they are started.
+
+    Raises:
+        ValueError: A suite has neither tests nor a command, or both.
+        TypeError: A suite has a field that is not known, or lacks one.
+    """
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
+    common = tuple(table.pop("common")["uses"])
+    suites = {}
+    for name, own in table.items():
+        fields = own if "like" not in own else table[own["like"]] | own
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        given.pop("like", None)
+        suite = Suite(name=name, **given)
+        if bool(suite.tests) == bool(suite.command):
+            raise ValueError(f"suite {name} needs either tests or a command")
+        suites[name] = suite
+    return common, suites
+
+
+def marks() -> dict[str, Suite]:
+    """Return the suites whose tests carry their name as a mark."""
+    return {name: suite for name, suite in load()[1].items() if suite.tests and not suite.select and name != DEFAULT}

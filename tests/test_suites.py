@@ -1,0 +1,436 @@
+"""The suites of `make test` and `.ci/run`: what they depend on, what is skipped, and what a failure looks like."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .suites import keys
+from .suites.records import Pass, Records
+from .suites.table import ROOT, Suite, load, marks
+
+COMMON, SUITES = load()
+HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
+TRAINING = {"training", "ranks", "projects", "learning"}
+ON_THE_SERVER = set(HASHED) - {"patches"}
+PLAYED = ON_THE_SERVER - {"schedules", "probe", "conformance", "salvage", "browser"}
+"""Suites that play an environment of `envs/`."""
+
+PACKAGES = {
+    "errata_protocol": "protocol",
+    "errata_client": "client",
+    "errata_server": "server",
+    "errata_sandboxd": "server",
+    "terminal_env": "envs",
+    "swe_bench_lite_env": "envs",
+    "errata_trainer": "trainer_adapter",
+    "errata_bench": "bench",
+    "errata_ablation": "bench",
+    "errata_conformance": "conformance",
+}
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the files of this checkout, beside a copy of the shared files that suites read."""
+    root = tmp_path_factory.mktemp("clone") / "main"
+    keys.git("clone", "-q", "--shared", "--no-checkout", str(ROOT), str(root))
+    keys.git("read-tree", keys.working_tree(), root=root)
+    for path in sorted({path for suite in HASHED.values() for path in suite.shared}):
+        place = root.parent / "shared" / path
+        place.mkdir(parents=True)
+        (place / "rows.jsonl").write_text("{}\n", encoding="utf-8")
+    return root
+
+
+def keys_of(root: Path) -> dict[str, str]:
+    tree = keys.git("write-tree", root=root)
+    return {name: keys.key(suite, keys.parts(suite, COMMON, tree, root)) for name, suite in HASHED.items()}
+
+
+@pytest.fixture(scope="module")
+def before(clone: Path) -> dict[str, str]:
+    return keys_of(clone)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        pytest.param("server/errata_server/sandbox/launcher/launcher.py", ON_THE_SERVER, id="launcher program"),
+        pytest.param("pyproject.toml", set(HASHED), id="entry point"),
+        pytest.param("scripts/setup.sh", set(HASHED), id="shell script of the set-up"),
+        pytest.param("docker/entrypoint.sh", {"docker"}, id="shell script of the image"),
+        pytest.param("compose.yaml", {"docker"}, id="compose file"),
+        pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
+        pytest.param("requirements/trainer.lock", {*TRAINING, "docker", "swe", "wheel"}, id="lock of the trainer"),
+        pytest.param("trainer_adapter/errata_trainer/driver.py", {*TRAINING, "wheel"}, id="trainer"),
+        pytest.param("envs/terminal_env/spec.py", PLAYED, id="environment"),
+        pytest.param("conformance/errata_conformance/cli.py", {"conformance", "patches"}, id="conformance kit"),
+        pytest.param("../shared/data/rows.jsonl", {"docker", "redteam", "swe", "prepare"}, id="shared data"),
+        pytest.param("../shared/vectors/sdpo_loss.json", set(), id="shared vector, read in tier 1"),
+        pytest.param("docs/training.md", {"docker"}, id="page"),
+    ],
+)
+def test_a_change_runs_exactly_the_suites_that_use_it(
+    clone: Path, before: dict[str, str], changed: str, expected: set[str]
+) -> None:
+    if changed.startswith("../"):
+        file = clone / changed
+        kept = file.read_bytes() if file.exists() else None
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("changed\n", encoding="utf-8")
+        after = keys_of(clone)
+        file.write_bytes(kept) if kept is not None else file.unlink()
+    else:
+        mode, old = keys.git("ls-files", "--stage", changed, root=clone).split()[:2]
+        new = keys.git("hash-object", "-w", "--stdin", root=clone, text="changed\n")
+        keys.git("update-index", "--cacheinfo", f"{mode},{new},{changed}", root=clone)
+        after = keys_of(clone)
+        keys.git("update-index", "--cacheinfo", f"{mode},{old},{changed}", root=clone)
+    assert {name for name in HASHED if after[name] != before[name]} == expected
+    assert keys_of(clone) == before
+
+
+@pytest.mark.parametrize("what", ["python", "kernel", "bases"])
+def test_another_python_kernel_or_base_tree_is_another_key(what: str) -> None:
+    suite = SUITES["browser"]
+    parts = keys.parts(suite, COMMON, keys.working_tree())
+    assert "chromium --version" in parts
+    assert keys.key(suite, parts) != keys.key(suite, parts | {what: "another"})
+
+
+def test_what_is_not_committed_is_part_of_the_key(tmp_path: Path) -> None:
+    keys.git("init", "-q", root=tmp_path)
+    (tmp_path / "kept").write_text("a", encoding="utf-8")
+    keys.git("add", "kept", root=tmp_path)
+    first = keys.objects(keys.working_tree(tmp_path), ["kept"], tmp_path)
+    (tmp_path / "kept").write_text("b", encoding="utf-8")
+    (tmp_path / "new").write_text("c", encoding="utf-8")
+    assert keys.objects(keys.working_tree(tmp_path), ["kept", "new"], tmp_path)["kept"] != first["kept"]
+    assert keys.git("status", "--porcelain", root=tmp_path) == "AM kept\n?? new", "the index is as it was"
+    with pytest.raises(FileNotFoundError, match="not in the repository: gone"):
+        keys.objects(keys.working_tree(tmp_path), ["kept", "gone"], tmp_path)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield the names of the modules that a file imports, and of those of the tests that it names in a string."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT).parts[: -node.level]
+            yield ".".join([*package, *([node.module] if node.module else [])])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tests."):
+            yield node.value.partition(":")[0]
+
+
+def folders(modules: Iterator[str]) -> set[str]:
+    """Return the paths, as the table names them, of modules of this repository."""
+    found = set()
+    for module in modules:
+        top, *rest = module.split(".")
+        if top in PACKAGES:
+            found.add(PACKAGES[top])
+        elif top == "tests" and rest and (ROOT / "tests" / rest[0]).is_dir():
+            found.add(f"tests/{rest[0]}")
+    return found
+
+
+def files(suite: Suite) -> list[Path]:
+    if suite.command:
+        return sorted((ROOT / "tests/server/simulated").glob("*.py"))
+    paths = [ROOT / path for path in suite.tests]
+    found = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
+    if suite.select:
+        return found
+    mark = f"pytest.mark.{suite.name}"
+    return [file for file in found if mark in file.read_text(encoding="utf-8") or file.name == "conftest.py"]
+
+
+@pytest.mark.parametrize("name", HASHED)
+def test_a_suites_key_has_what_its_tests_import(name: str) -> None:
+    suite = HASHED[name]
+    has = {*suite.inputs, *COMMON}
+    missing = {
+        f"{folder} ({file.relative_to(ROOT)})"
+        for file in files(suite)
+        for folder in folders(imported(file))
+        if not any(Path(folder).is_relative_to(path) or Path(path).is_relative_to(folder) for path in has)
+    }
+    assert not missing
+
+
+def test_a_test_is_marked_where_its_suite_collects_it() -> None:
+    misplaced = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"^(?!\s*[\"']).*\bpytest\.mark\.(\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        if name in marks() and not any(file.is_relative_to(ROOT / path) for path in SUITES[name].tests)
+    }
+    assert not misplaced, "add the files to `tests` of the suite in suites.toml"
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_is_missing_truncated_or_of_another_key_is_none(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    kept = Pass(suite="docker", key="a" * 16, date="2026-11-26T00:00:00", commit="c", passed=3, seconds=4)
+    assert records.passed("docker", kept.key) is None
+    records.keep(kept)
+    assert records.passed("docker", kept.key) == kept
+    assert records.passed("docker", "b" * 16) is None and records.passed("tasks", kept.key) is None
+    (file,) = tmp_path.rglob("*.json")
+    whole = file.read_text(encoding="utf-8")
+    for damaged in ("", whole[: len(whole) // 2], "[]", whole.replace("a" * 16, "b" * 16), '{"suite": "docker"}'):
+        file.write_text(damaged, encoding="utf-8")
+        assert records.passed("docker", kept.key) is None
+
+
+def test_ten_records_of_a_suite_are_kept(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for number in range(13):
+        key = f"{number:016x}"
+        records.keep(Pass(suite="docker", key=key, date="d", commit="c", passed=1, seconds=1))
+        os.utime(tmp_path / "passed" / f"docker-{key}.json", (number, number))
+    assert [records.passed("docker", f"{number:016x}") is None for number in range(13)] == [True] * 3 + [False] * 10
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+TABLE = """
+[common]
+uses = ["common.txt"]
+[check]
+tier = 0
+about = "a command"
+command = ["sh", "check.sh"]
+[fast]
+tier = 1
+about = "tests without a mark"
+tests = ["tests"]
+both = true
+[real]
+tier = 2
+about = "marked tests"
+tests = ["tests"]
+[other]
+tier = 2
+about = "a command beside it"
+command = ["sh", "-c", "echo other"]
+[slow]
+tier = 3
+about = "skipped while unchanged"
+tests = ["tests/slow"]
+uses = ["used.txt"]
+"""
+PASSING = """
+import pytest
+def test_one():
+    assert True
+@pytest.mark.real
+def test_two():
+    assert True
+"""
+BEFORE = ["check", "fast", "real", "other"]
+SLOW = "import pytest\n@pytest.mark.slow\ndef test_three():\n    assert True\n"
+FLAKY = """
+from pathlib import Path
+{mark}
+def test_sometimes():
+    place = Path(__file__).with_name("ran")
+    ran = place.exists()
+    place.touch()
+    assert ran, "the first time"
+"""
+
+
+class Project:
+    """A small repository with suites of its own.
+
+    Args:
+        root: Its directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cache = root.parent / "cache"
+        tests = root / "tests"
+        shutil.copytree(ROOT / "tests/suites", tests / "suites", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("__init__.py", "slowest_files.py"):
+            shutil.copy(ROOT / "tests" / name, tests)
+        (root / ".cache").mkdir()
+        (root / ".cache/venv").symlink_to(Path(sys.prefix))
+        self.write("pyproject.toml", '[tool.pytest.ini_options]\nmarkers = ["real", "slow"]\naddopts = "-q -p xdist"\n')
+        self.write(".gitignore", ".cache\n__pycache__\n.pytest_cache\nran\n")
+        for name in ("common.txt", "used.txt"):
+            self.write(name, "1\n")
+        self.write("check.sh", "exit 0\n")
+        self.write("tests/suites/suites.toml", TABLE)
+        self.write("tests/test_passing.py", PASSING)
+        self.write("tests/slow/test_slow.py", SLOW)
+        keys.git("init", "-q", root=root)
+        self.commit()
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(exist_ok=True)
+        (self.root / name).write_text(text, encoding="utf-8")
+
+    def commit(self) -> None:
+        keys.git("add", "-A", root=self.root)
+        keys.git("-c", "user.name=n", "-c", "user.email=e@example.org", "commit", "-q", "-m", "all", root=self.root)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "CI_"))}
+        return subprocess.Popen(
+            [".cache/venv/bin/python", "-m", "tests.suites", *(arguments or ("--tiers", "0", "1", "2", "3", "--ci"))],
+            cwd=self.root,
+            env=environment | {"ERRATA_CACHE": str(self.cache), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, list[str]]:
+        """Return the exit status and the lines that were printed."""
+        process = self.start(*arguments)
+        printed, _ = process.communicate()
+        return process.returncode, printed.splitlines()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "project/tests").mkdir(parents=True)
+    return Project(tmp_path / "project")
+
+
+def test_a_suite_of_tier_3_is_skipped_until_what_it_uses_changes(project: Project) -> None:
+    status, printed = project.run()
+    assert status == 0 and printed[-1] == "5 passed, 0 failed, 0 skipped"
+    status, printed = project.run()
+    assert status == 0 and printed[-1] == "4 passed, 0 failed, 0 skipped"
+    assert any("slow" in line and "unchanged since" in line and "passed on" in line for line in printed)
+    assert project.run("--tiers", "3", "--fresh")[1][-1] == "1 passed, 0 failed, 0 skipped"
+    assert project.run("slow")[1][-1] == "1 passed, 0 failed, 0 skipped"
+    for name in ("used.txt", "common.txt", "tests/slow/more.txt"):
+        project.write(name, "2\n")
+        assert project.run("--tiers", "3", "--ci")[1][-1] == "1 passed, 0 failed, 0 skipped", name
+        assert project.run("--tiers", "3")[1][-1] == "0 passed, 0 failed, 0 skipped", name
+    (record, *_) = (project.cache / "ci/passed").iterdir()
+    for one in (project.cache / "ci/passed").iterdir():
+        one.write_bytes(record.read_bytes()[:40])
+    assert project.run("--tiers", "3")[1][-1] == "1 passed, 0 failed, 0 skipped"
+    assert project.run("--tiers", "3")[1][-1] == "1 passed, 0 failed, 0 skipped", "only --ci records"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name", "begun"),
+    [
+        ("check.sh", "echo out of style; exit 3\n", "check", ["check"]),
+        ("tests/test_bad.py", "def test_bad():\n    assert 'apples' == 'pears'\n", "test_bad", ["check", "fast"]),
+        (
+            "tests/test_bad.py",
+            "import pytest\n@pytest.mark.real\ndef test_bad():\n    assert 'apples' == 'pears'\n",
+            "test_bad",
+            BEFORE,
+        ),
+        ("tests/slow/test_bad.py", SLOW + "    assert 'apples' == 'pears'\n", "test_three", [*BEFORE, "slow"]),
+        ("tests/test_bad.py", "import nothing_like_it\n", "tests/test_bad.py", ["check", "fast"]),
+    ],
+    ids=["tier 0", "tier 1", "tier 2", "tier 3", "an import"],
+)
+def test_a_failure_ends_the_run_and_is_printed_last(
+    project: Project, file: str, text: str, name: str, begun: list[str]
+) -> None:
+    project.write(file, text)
+    status, printed = project.run()
+    assert status == 1
+    assert sorted(line.split()[2] for line in printed if line.endswith(" ...")) == sorted(begun)
+    assert printed[-2].startswith("FAILED ") and name in printed[-2]
+    assert printed[-1].endswith(" 1 failed, 0 skipped")
+    shown = "\n".join(printed[printed.index(next(line for line in printed if line.startswith("=== summary"))) :])
+    assert any(said in shown for said in ("'apples' == 'pears'", "out of style", "nothing_like_it"))
+
+
+@pytest.mark.parametrize("mark", ["", "__import__('pytest').mark.real"], ids=["tier 1", "tier 2"])
+def test_a_flaky_test_is_printed_last_and_fails_the_second_time(project: Project, mark: str) -> None:
+    project.write("tests/test_flaky.py", FLAKY.format(mark=f"@{mark}" if mark else ""))
+    name = "tests/test_flaky.py::test_sometimes"
+    status, printed = project.run()
+    assert status == 0 and printed[-2:] == [f"FLAKY {name}", "6 passed, 0 failed, 0 skipped"]
+    (project.root / "tests/ran").unlink()
+    status, printed = project.run()
+    assert status == 1 and any(line.startswith(f"FLAKY {name} (also on ") for line in printed)
+    assert any("flaky for the second time" in line and str(project.cache) in line for line in printed)
+    assert [one["test"] for one in json.loads((project.cache / "ci/flaky.json").read_text("utf-8"))] == [name, name]
+
+
+def test_outside_ci_nothing_is_run_again(project: Project) -> None:
+    project.write("tests/test_flaky.py", FLAKY.format(mark=""))
+    status, printed = project.run("--tiers", "1")
+    assert status == 1 and printed[-2] == "FAILED tests/test_flaky.py::test_sometimes"
+
+
+def test_more_than_three_failures_are_not_run_again(project: Project) -> None:
+    for number in range(4):
+        project.write(f"tests/test_flaky_{number}.py", FLAKY.format(mark="").replace('"ran"', f'"ran{number}"'))
+    status, printed = project.run()
+    assert status == 1 and printed[-1].endswith(" 4 failed, 0 skipped")
+
+
+def test_a_flaky_suite_is_not_recorded_as_passed(project: Project) -> None:
+    project.write("tests/slow/test_slow.py", FLAKY.format(mark="@__import__('pytest').mark.slow"))
+    assert project.run()[0] == 0
+    assert not (project.cache / "ci/passed").exists()
+
+
+def test_a_suite_that_lacks_openenvs_source_is_not_run_and_not_recorded(project: Project) -> None:
+    project.write("tests/suites/suites.toml", TABLE + "openenv = true\n")
+    project.write("scripts/openenv_source.sh", "exit 69\n")
+    status, printed = project.run()
+    assert status == 0 and printed[-1] == "4 passed, 0 failed, 0 skipped"
+    assert printed[-2] == "1 suites were not run (above)"
+    assert any("slow" in line and "not run: OpenEnv's source is not here" in line for line in printed)
+    assert not (project.cache / "ci/passed").exists()
+
+
+def test_a_damaged_list_of_flaky_tests_stops_the_run(project: Project) -> None:
+    (project.cache / "ci").mkdir(parents=True)
+    (project.cache / "ci/flaky.json").write_text("[{", encoding="utf-8")
+    status, printed = project.run()
+    assert status == 2 and "flaky.json cannot be read" in printed[-1]
+
+
+def test_an_unknown_suite_is_named_with_the_known_ones(project: Project) -> None:
+    status, printed = project.run("nosuch")
+    assert status == 2 and "no suite nosuch; there are check, fast, real, other, slow" in printed[-1]
+
+
+def test_a_signal_ends_what_was_started(project: Project, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    project.write("check.sh", f"echo $$ > {pid}; exec sleep 600\n")
+    process = project.start()
+    while not pid.exists() or not pid.read_text():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
