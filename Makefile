@@ -4,11 +4,6 @@ PYTHON_BIN := .cache/venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
 WORKERS ?= 2
 SIDE_BY_SIDE = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-UPSTREAM := ../shared/upstream_suite/run.sh
-# These look into private attributes of OpenEnv's class. tests/server/test_doors.py and test_http_doors.py hold our server
-# to the same: idle sessions end, and their timers end with the server.
-UPSTREAM_PRIVATE := TestHTTPMCPSessionReaper::test_idle_session_reaper_destroys_stale_sessions \
-	TestHTTPMCPSessionReaper::test_reaper_stop_cancels_task
 # The simulations take most of the time of tests/server, and nothing in them depends on a version.
 RESOLVED := tests/test_internals.py tests/protocol tests/client tests/server --ignore-glob='*simulat*' --ignore-glob='*fuzz*'
 # With the latest dependencies, unless WHOLE=1: what they do for us (sockets, HTTP, models, the command line, metrics).
@@ -18,7 +13,7 @@ LATEST := tests/test_internals.py tests/protocol tests/client $(addprefix tests/
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-long test-conformance test-docker test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-long test-conformance test-docker test-browser test-interop test-swe test-resolutions openenv-source test-upstream test-upstream-patches test-upstream-envs test-chaos chaos-long fuzz soak simulate test-unprivileged test-cleanroom test-full check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,17 +79,17 @@ test-resolutions: base ## protocol, client and server with the oldest dependenci
 		$(if $(WHOLE),$(RESOLVED),$(LATEST))
 	@$(PYTEST) -m wheel tests/test_packaging.py
 
-test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments, if their sources are in ../shared, and on small ones
+openenv-source: ## FROM=DIR, a git directory or checkout of huggingface/OpenEnv: export what test-upstream, test-upstream-envs and test-upstream-patches use of it
+	@scripts/openenv_source.sh "$(FROM)"
+
+test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments (make openenv-source), and on small ones
 	@scripts/upstream_envs.sh
 	@$(PYTEST) -n $(WORKERS) -m interop -rs tests/upstream_envs
 
-test-upstream: setup ## OpenEnv's own server tests on our server and on adopted apps, if their checkout is in ../shared
-	@if [ -x $(UPSTREAM) ]; then for target in errata_server.app adopted_target; do \
-		PYTHON=$(CURDIR)/$(PYTHON_BIN) PYTHONPATH=$(CURDIR)/tests/upstream SUITE_TARGET=$$target $(UPSTREAM) \
-		$(UPSTREAM_PRIVATE:%=--deselect tests/test_production_mode_routes.py::%) || exit 1; done; \
-	else echo "test-upstream: $(UPSTREAM) is not there: nothing is run"; fi
+test-upstream: setup ## OpenEnv's own server tests (make openenv-source) on our server and on adopted apps
+	@$(PYTEST) -m interop -rs tests/upstream
 
-test-upstream-patches: setup ## rfcs/upstream/*.patch on OpenEnv's published wheel and sdist: their tests, OpenEnv's, and the bytes of stock
+test-upstream-patches: setup ## rfcs/upstream/*.patch on OpenEnv's published wheel and sdist: their tests, OpenEnv's (make openenv-source), and the bytes of stock
 	@scripts/upstream_patches.sh
 	@$(PYTEST) -m interop -rs tests/upstream_patches
 
@@ -172,6 +167,6 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock
 	@$(PYTHON_BIN) scripts/lock_upstream_envs.py > .cache/upstream-envs.new && mv .cache/upstream-envs.new requirements/upstream-envs.lock
 
-clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
+clean: ## remove what make made in this directory; base trees and OpenEnv's source stay in ~/.cache/errata
 	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/resolution-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
 	@rm -rf .cache/ci .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
