@@ -7,7 +7,7 @@ TIERS ?= 0 1
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-stress test-full test-unprivileged suites chaos-long fuzz soak simulate check bench bench-quick lock clean
+.PHONY: help setup base trainer demo test test-stress test-full test-unprivileged suites openenv-source chaos-long fuzz soak simulate check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test-stress: base trainer ## tier 1 three times and tier 2 once beside busy loop
 
 test-full: base trainer ## all tiers whether they have changed or not, every benchmark once, and a clean machine
 	@$(SUITES) --tiers 0 1 2 3 4 --fresh --keep-going
+
+openenv-source: ## FROM=DIR, a git directory or checkout of huggingface/OpenEnv: export what test-upstream, test-upstream-envs and test-upstream-patches use of it
+	@scripts/openenv_source.sh "$(FROM)"
 
 suites: setup ## list the suites of tests
 	@$(SUITES) --list
@@ -113,6 +116,6 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows
 	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock
 	@$(PYTHON_BIN) scripts/lock_upstream_envs.py > .cache/upstream-envs.new && mv .cache/upstream-envs.new requirements/upstream-envs.lock
 
-clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
+clean: ## remove what make made in this directory; base trees and OpenEnv's source stay in ~/.cache/errata
 	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/resolution-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
 	@rm -rf .cache/ci .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache

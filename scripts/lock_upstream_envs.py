@@ -1,7 +1,7 @@
-"""Print what the environments in ../shared/upstream_envs import beside requirements/dev.lock, pinned.
+"""Print what OpenEnv's environments in tests/upstream_envs import beside requirements/dev.lock, pinned.
 
 ``make lock`` writes requirements/upstream-envs.lock with it. What they need stands in their pyproject.toml files, which
-are not in this repository, so it is repeated here.
+are not in this repository (``make openenv-source``), so it is repeated here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEEDED = (
 )
 ALONE = "moonfish==0.0.1"
 """chess_env's engine. It asks for a web server, an installer and four linters, of which the engine imports none."""
-HEADER = "# What the environments in ../shared/upstream_envs need beside dev.lock; `make lock` makes it."
+HEADER = "# What OpenEnv's environments in tests/upstream_envs need beside dev.lock; `make lock` makes it."
 
 
 def main() -> None:

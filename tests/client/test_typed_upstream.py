@@ -13,17 +13,15 @@ from openenv.core.client_types import StepResult
 from errata_client import EnvPool, ErrataClient
 from errata_server.process import ServerProcess
 
-UPSTREAM = Path(__file__).parents[3] / "shared" / "upstream_envs"
+from ..openenv_source import ENVIRONMENTS, needs_openenv_source
 
-pytestmark = pytest.mark.skipif(
-    not (UPSTREAM / "connect4_env").is_dir(), reason=f"OpenEnv's environments are not in {UPSTREAM}"
-)
+pytestmark = needs_openenv_source
 
 
 @pytest.fixture
 def connect4(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The package, as if it were installed."""
-    monkeypatch.syspath_prepend(str(UPSTREAM))
+    monkeypatch.syspath_prepend(str(ENVIRONMENTS))
     yield importlib.import_module("connect4_env")
     for name in [name for name in sys.modules if name.partition(".")[0] == "connect4_env"]:
         del sys.modules[name]
@@ -34,7 +32,7 @@ async def test_connect4s_client_and_ours_are_a_typed_client_with_fork(connect4: 
         pass
 
     models = importlib.import_module("connect4_env.models")
-    with ServerProcess(str(UPSTREAM / "connect4_env"), tmp_path, "--deterministic") as server:
+    with ServerProcess(str(ENVIRONMENTS / "connect4_env"), tmp_path, "--deterministic") as server:
         async with Connect4(server.url) as client:
             await client.reset()
             first = await client.step(connect4.Connect4Action(column=3))

@@ -1,6 +1,6 @@
 """`errata serve` takes environments in which no line is ours, and upstream's own clients drive them.
 
-The environments are in tests/environments; upstream's echo_env is taken from where its suite is kept, if it is there.
+The environments are in tests/environments; upstream's echo_env comes from ``make openenv-source``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from errata_server.targets import imports
 from errata_server.targets.load import Stated, load, load_all
 
 from ..environments.ledger import LedgerAction, LedgerEnvironment, LedgerObservation
+from ..openenv_source import ENVIRONMENTS, needs_openenv_source
 
 HERE = "tests.environments"
 GREETING = Path(__file__).parents[1] / "environments" / "greeting_env"
 SILENT = ("--action", f"{HERE}.asynchronous:EchoAction", "--observation", f"{HERE}.asynchronous:EchoObservation")
-UPSTREAM_ECHO = Path(__file__).parents[3] / "shared" / "upstream_suite" / "envs" / "echo_env"
 
 
 @contextmanager
@@ -198,9 +198,9 @@ async def test_classes_that_no_hint_names_are_given_on_the_command_line(tmp_path
             assert (await client.step({"text": "said"})).observation["text"] == "said"
 
 
-@pytest.mark.skipif(not UPSTREAM_ECHO.is_dir(), reason="upstream's suite is not beside this checkout")
+@needs_openenv_source
 async def test_upstreams_echo_env_is_served_as_it_is(tmp_path: Path) -> None:
-    with serving(str(UPSTREAM_ECHO), tmp_path) as server:
+    with serving(str(ENVIRONMENTS / "echo_env"), tmp_path) as server:
         async with MCPToolClient(base_url=server.url) as client:
             await client.reset()
             assert {tool.name for tool in await client.list_tools()} == {"echo_message", "echo_with_length"}

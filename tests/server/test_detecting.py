@@ -20,6 +20,7 @@ from errata_server.app import create_app, create_fastapi_app
 from errata_server.environments.detection import META_KEY, FieldMap, marked_observation, marked_response
 from errata_server.process import ServerProcess
 
+from ..openenv_source import ENVIRONMENTS, needs_openenv_source
 from .conftest import Socket, connect
 from .environments import CountAction, CountEnvironment, CountObservation
 from .repeatable import ToolEnvironment
@@ -325,17 +326,13 @@ def test_the_message_of_a_failed_tool_names_no_path_of_the_server() -> None:
     assert ".../prices.json" in told and str(Path(__file__).parent) not in told
 
 
-UPSTREAM = Path(__file__).resolve().parents[3] / "shared" / "upstream_envs"
-
-
+@needs_openenv_source
 @pytest.mark.parametrize("name", ["coding_env", "repl_env"])
 def test_openenvs_own_python_environments_get_the_place_in_the_action(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not (UPSTREAM / name).is_dir():
-        pytest.skip(f"no {name} in {UPSTREAM}: third-party sources that the repository does not hold")
     pytest.importorskip("smolagents", reason="coding_env and repl_env need it; recorded outputs: unsandboxed.jsonl")
-    monkeypatch.syspath_prepend(str(UPSTREAM))
+    monkeypatch.syspath_prepend(str(ENVIRONMENTS))
     models = importlib.import_module(f"{name}.models")
     if name == "coding_env":
         environment = importlib.import_module("coding_env.server.python_codeact_env").PythonCodeActEnv
@@ -361,6 +358,8 @@ def test_openenvs_own_python_environments_get_the_place_in_the_action(
             assert markers["error_kind"] == kind
             assert action[slice(*markers["error_site"]["action_span"])] == failing
             told = json.dumps(markers["error_sites"])
-            assert markers["error_site"]["file"] is None and str(UPSTREAM) not in told and "site-packages" not in told
+            assert (
+                markers["error_site"]["file"] is None and str(ENVIRONMENTS) not in told and "site-packages" not in told
+            )
         clean = socket.ask("step", {"code": "x = 2"})["data"]
         assert "error_kind" not in (clean.get("metadata") or clean["observation"].get("metadata") or {})

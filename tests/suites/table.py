@@ -19,7 +19,7 @@ class Suite:
     """What is run, and what its outcome depends on.
 
     Args:
-        name: Name, which is also the mark of its tests.
+        name: Name, which is also the mark of its tests, but with underscores for hyphens.
         tier: 0 to 4. A tier begins when all suites of the one before have passed. A suite of tier 3 is skipped while it
             is unchanged, and one of tier 4 is run by ``make test-full`` only.
         about: One line for ``--list``.
@@ -31,7 +31,7 @@ class Suite:
         options: More arguments of pytest.
         environments: Names for ``scripts/environments.sh``, which installs them before the suite.
         scripts: Commands that are run before the suite.
-        wrapper: Command that is put before pytest's.
+        engine: Whether the tests need a container engine: the one that ``ERRATA_ENGINE`` names, else one that is started.
         openenv: Whether the suite runs code of OpenEnv's repository (``make openenv-source``).
         both: Whether the suite may use both cores of a machine with two; else it shares them with other suites.
         uses: Paths in the repository that the outcome depends on, beside those of all suites and the tests.
@@ -50,12 +50,17 @@ class Suite:
     options: tuple[str, ...] = ()
     environments: tuple[str, ...] = ()
     scripts: tuple[str, ...] = ()
-    wrapper: tuple[str, ...] = ()
+    engine: bool = False
     openenv: bool = False
     both: bool = False
     uses: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
+
+    @property
+    def mark(self) -> str:
+        """Mark of the suite's tests."""
+        return self.name.replace("-", "_")
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -91,4 +96,4 @@ def load(file: Path = FILE) -> tuple[tuple[str, ...], dict[str, Suite]]:
 
 def marks() -> dict[str, Suite]:
     """Return the suites whose tests carry their name as a mark."""
-    return {name: suite for name, suite in load()[1].items() if suite.tests and not suite.select and name != DEFAULT}
+    return {one.mark: one for one in load()[1].values() if one.tests and not one.select and one.name != DEFAULT}

@@ -1,6 +1,6 @@
 """Target of OpenEnv's own server tests: applications that OpenEnv builds, each adopted before it serves.
 
-`make test-upstream` puts these names in place of OpenEnv's, so its own are captured first and put back while it builds.
+`suite_target` puts these names in place of OpenEnv's, so its own are captured first and put back while it builds.
 """
 
 from __future__ import annotations

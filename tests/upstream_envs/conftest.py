@@ -1,8 +1,8 @@
 """Nine of OpenEnv's own environments, unchanged, each packed into a source archive and installed from it.
 
-Their sources lie beside the repository, in ``../shared/upstream_envs``; without them the tests that need one are
-skipped by its name. What they import beside our own dependencies is pinned in ``requirements/upstream-envs.lock`` and
-installed by ``scripts/upstream_envs.sh``, into an environment that sees that of development too.
+Their sources come from ``make openenv-source``; without them the tests that need one are skipped. What they import
+beside our own dependencies is pinned in ``requirements/upstream-envs.lock`` and installed by
+``scripts/upstream_envs.sh``, into an environment that sees that of development too.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from ..openenv_source import ENVIRONMENTS
+
 ROOT = Path(__file__).parents[2]
-SOURCES = ROOT.parent / "shared" / "upstream_envs"
 PYTHON = ROOT / ".cache" / "upstream-envs" / "bin" / "python"
+VERDICTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "verdicts.json").read_text())
+"""What ``errata probe`` says, by environment."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,9 +73,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """All of them, from archives of their sources."""
     assert PYTHON.exists(), f"{PYTHON} is missing: run `make test-upstream-envs`, which makes it"
     archives, to = tmp_path_factory.mktemp("archives"), tmp_path_factory.mktemp("installed")
-    for source in sorted(SOURCES.glob("*_env")):
-        with tarfile.open(archives / f"{source.name}.tar.gz", "w:gz") as archive:
-            archive.add(source, source.name)
+    for name in VERDICTS:
+        with tarfile.open(archives / f"{name}.tar.gz", "w:gz") as archive:
+            archive.add(ENVIRONMENTS / name, name)
     # grid_world_env asks for Python 3.12 and runs on 3.11.
     options = "--quiet --disable-pip-version-check --no-deps --no-index --no-build-isolation --ignore-requires-python"
     command = [str(PYTHON), "-m", "pip", "install", *options.split(), "--target", str(to)]
@@ -80,8 +83,3 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return Installed(to)
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    """Return a mark that skips a test where the environment's sources are not there."""
-    return pytest.mark.skipif(not (SOURCES / name).is_dir(), reason=f"{SOURCES / name} is not there")

@@ -6,19 +6,17 @@ with exactly these options.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from errata_protocol.environment import Recovery
 
-from .conftest import ROOT, Installed, needs
+from ..openenv_source import needs_openenv_source
+from .conftest import ROOT, VERDICTS, Installed
 
 HERE = Path(__file__).parent
-VERDICTS: dict[str, dict[str, Any]] = json.loads((HERE / "verdicts.json").read_text())
 
 
 def _with_actions(name: str) -> list[str]:
@@ -26,7 +24,8 @@ def _with_actions(name: str) -> list[str]:
     return ["--actions", str(actions)] if actions.exists() else ["--steps", "16"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in VERDICTS])
+@needs_openenv_source
+@pytest.mark.parametrize("name", VERDICTS)
 def test_an_environment_has_the_class_that_the_table_says(name: str, installed: Installed) -> None:
     found = installed.probe(name, *_with_actions(name))
     expected = VERDICTS[name]

@@ -13,17 +13,18 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from errata_conformance.cli import main
 
+from ..openenv_source import needs_openenv_source
+from ..upstream.suite import suite_outcomes
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PATCHES = sorted((ROOT / "rfcs" / "upstream").glob("0*.patch"))
 FETCHED = ROOT / ".cache" / "upstream-patches" / "dist"
-SUITE = ROOT.parent / "shared" / "upstream_suite"
 ORDERS = {"none": [], "0001": PATCHES[:1], "0002": PATCHES[1:], "0001-0002": PATCHES, "0002-0001": PATCHES[::-1]}
 
 pytestmark = [pytest.mark.patches, pytest.mark.timeout(300)]
@@ -135,23 +136,12 @@ def test_code_is_in_upstreams_style(trees: dict[tuple[str, str], Path]) -> None:
 # -- OpenEnv's own suite ----------------------------------------------------------------------------------------------
 
 
-def outcomes(tree: Path, report: Path) -> dict[str, str]:
-    """Run OpenEnv's server tests on a tree; return outcome by test."""
-    path = f"{tree / 'src'}:{SUITE}:{SUITE / 'envs'}"
-    options = ["-p", "suite_target", "-p", "no:cacheprovider", "--rootdir", str(SUITE), "-q", f"--junitxml={report}"]
-    done = run(tree, "-m", "pytest", *options, "-c", str(SUITE / "pytest.ini"), str(SUITE / "tests"), PYTHONPATH=path)
-    assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
-    return {
-        f"{case.get('classname')}::{case.get('name')}": case[0].tag if len(case) else "passed"
-        for case in ElementTree.parse(report).iter("testcase")
-    }
-
-
-@pytest.mark.skipif(not SUITE.is_dir(), reason="OpenEnv's own tests are not beside this checkout (../shared)")
+@needs_openenv_source
+@pytest.mark.timeout(600)
 def test_upstreams_suite_passes_as_before(trees: dict[tuple[str, str], Path], tmp_path: Path) -> None:
-    before = outcomes(trees["wheel", "none"], tmp_path / "stock.xml")
-    after = outcomes(trees["wheel", "0001-0002"], tmp_path / "patched.xml")
-    assert sum(outcome == "passed" for outcome in before.values()) >= 100
+    before = suite_outcomes(tmp_path / "stock.xml", python_path=[trees["wheel", "none"] / "src"])
+    after = suite_outcomes(tmp_path / "patched.xml", python_path=[trees["wheel", "0001-0002"] / "src"])
+    assert sum(outcome == "passed" for outcome in before.values()) == 108
     assert after == before
 
 
