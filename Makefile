@@ -2,6 +2,7 @@
 
 PYTHON_BIN := .cache/venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
+ENVIRONMENTS := $(PYTHON_BIN) -I scripts/environments.py
 WORKERS ?= 2
 SIDE_BY_SIDE = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 UPSTREAM := ../shared/upstream_suite/run.sh
@@ -23,7 +24,7 @@ BENCHES := $(sort $(wildcard bench/*.py))
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install Debian packages (as root) and the Python environment, if they are missing
+setup: ## install Debian packages (as root) and the Python environment, if they are missing: once for a user, seconds for another checkout
 	@scripts/setup.sh
 
 base: setup ## build the tree that sandboxes run on, if it is missing (needs root, about a minute)
@@ -53,39 +54,31 @@ test-browser: setup ## the web interface in Debian's Chromium, which is installe
 	@timeout 300 $(PYTEST) -m browser -rs tests/browser
 
 test-interop: base ## clients and servers of OpenEnv 0.3.0 and 0.10.0, each in its own environment, against ours
-	@scripts/locked_environments.sh interop
+	@$(ENVIRONMENTS) interop
 	@$(PYTEST) -m interop tests/interop
 
-CHECKER := check-jsonschema==0.39.0
 DOCKER_TESTS := $(PYTEST) -m docker -rs tests/docker tests/sandbox/docker
 test-docker: base ## compose.yaml, sandboxes as containers, the broker; on an engine of its own, or ERRATA_ENGINE=unix:///PATH
-	@scripts/locked_environments.sh interop
-	@scripts/locked_environments.sh compose
+	@$(ENVIRONMENTS) interop compose
 	@if [ -n "$$ERRATA_ENGINE" ]; then exec $(DOCKER_TESTS); fi; \
 	docker/engine.sh run -- $(DOCKER_TESTS); status=$$?; \
 	if [ $$status = 69 ] && [ -z "$$REQUIRE_ALL" ]; then echo "test-docker: skipped, no engine runs here (above)"; exit 0; fi; \
 	exit $$status
 
-ORACLES := 5.0.2 4.1.0
-AGENTS := mini-swe-agent-2.4.6
-RUNNERS := pytest-4.6.11 pytest-5.4.3 pytest-6.2.5 pytest-7.4.4 pytest-8.4.2 sympy-1.12
 test-swe: base ## the rules of SWE-bench against both generations of swebench, mini-swe-agent, and what needs other Pythons than ours
-	@scripts/locked_environments.sh swebench
-	@scripts/locked_environments.sh runner
-	@scripts/locked_environments.sh mini-swe-agent
+	@$(ENVIRONMENTS) swebench runner mini-swe-agent
 	@$(SIDE_BY_SIDE) -m swe -rs tests/envs/swe tests/end_to_end
 
-TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
 RESOLUTION_OPTIONS := -W default -W ignore::ResourceWarning -p no:anyio -m "not chaos and not interop and not swe and not browser and not docker and not sandbox"
 test-resolutions: base ## protocol, client and server with the oldest dependencies that pyproject.toml allows, and with the latest (WHOLE=1: all of them with these, too); the wheel
-	@scripts/resolutions.sh '$(TOOLS)'
+	@$(ENVIRONMENTS) lowest latest
 	@echo "resolutions: lowest"; .cache/resolution-lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile $(RESOLUTION_OPTIONS) $(RESOLVED)
 	@echo "resolutions: latest"; .cache/resolution-latest/bin/python -m pytest -n $(WORKERS) --dist loadfile $(RESOLUTION_OPTIONS) \
 		$(if $(WHOLE),$(RESOLVED),$(LATEST))
 	@$(PYTEST) -m wheel tests/test_packaging.py
 
 test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments, if their sources are in ../shared, and on small ones
-	@scripts/upstream_envs.sh
+	@$(ENVIRONMENTS) upstream-envs
 	@$(PYTEST) -n $(WORKERS) -m interop -rs tests/upstream_envs
 
 test-upstream: setup ## OpenEnv's own server tests on our server and on adopted apps, if their checkout is in ../shared
@@ -95,7 +88,7 @@ test-upstream: setup ## OpenEnv's own server tests on our server and on adopted 
 	else echo "test-upstream: $(UPSTREAM) is not there: nothing is run"; fi
 
 test-upstream-patches: setup ## rfcs/upstream/*.patch on OpenEnv's published wheel and sdist: their tests, OpenEnv's, and the bytes of stock
-	@scripts/upstream_patches.sh
+	@$(ENVIRONMENTS) upstream-patches
 	@$(PYTEST) -m interop -rs tests/upstream_patches
 
 test-chaos: base ## networks, servers and disks that fail under load, a few minutes; docs/guarantees.md
@@ -128,14 +121,7 @@ test-full: WHOLE := 1
 test-full: check test test-long test-conformance test-browser test-interop test-swe test-resolutions test-upstream test-upstream-patches test-upstream-envs test-chaos bench-quick test-cleanroom ## everything
 
 check: setup ## style, types and import rules
-	@status=0; \
-	for tool in "ruff check --quiet --output-format concise ." "ruff format --quiet --check ." \
-		"mypy --no-error-summary" "lint-imports --no-logo"; do \
-		.cache/venv/bin/$$tool || { echo "check: $$tool failed"; status=1; }; \
-	done; \
-	MYPYPATH=server/errata_server/sandbox/launcher .cache/venv/bin/mypy --no-error-summary --config-file= --strict \
-		--cache-dir .mypy_cache/launcher -m launcher -m fake_root || { echo "check: mypy of the launcher failed"; status=1; }; \
-	exit $$status
+	@scripts/check.sh
 
 bench: base ## stock OpenEnv and Errata in alternating rounds, full size: hours, on a quiet machine (docs/performance.md)
 	@.cache/venv/bin/errata bench --json bench/results/bench.json
@@ -147,31 +133,9 @@ bench-quick: base ## run every benchmark once, small: shows that they run, measu
 		echo "$$bench $$small" && $(PYTHON_BIN) $$bench $$small || exit 1; \
 	done
 
-lock: setup ## pin the dependencies anew, within what pyproject.toml allows
-	@test -x .cache/uv/bin/uv || { $(PYTHON_BIN) -m venv .cache/uv && .cache/uv/bin/pip install -q uv; }
-	@.cache/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate \
-		--custom-compile-command "make lock" --extra dev -o requirements/dev.lock pyproject.toml
-	@for pin in openenv-core==0.3.0 openenv==0.10.0; do echo $$pin | .cache/uv/bin/uv pip compile --quiet --upgrade \
-		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
-		-o requirements/interop-$${pin##*==}.lock - || exit 1; done
-	@for pin in $(ORACLES:%=swebench-%) $(RUNNERS:%=runner-%); do \
-		package=$${pin#runner-}; echo $${package%-*}==$${package##*-} | .cache/uv/bin/uv pip compile --quiet --upgrade \
-		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
-		-o requirements/$$pin.lock - || exit 1; done
-	@for pin in $(AGENTS); do echo $${pin%-*}==$${pin##*-} | .cache/uv/bin/uv pip compile --quiet --upgrade \
-		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
-		-o requirements/$$pin.lock pyproject.toml - || exit 1; done
-	@.cache/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --generate-hashes \
-		--custom-compile-command "make lock" --extra docker -c requirements/dev.lock -o requirements/server.lock pyproject.toml
-	@printf 'setuptools>=77\nwheel\n' | .cache/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
-		--generate-hashes --custom-compile-command "make lock" -o requirements/build.lock -
-	@echo $(CHECKER) | .cache/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
-		--custom-compile-command "make lock" -o requirements/compose-$(subst ==,-,$(CHECKER)).lock -
-	@grep -E '^($(TOOLS))==' requirements/dev.lock | .cache/uv/bin/uv pip compile --quiet --upgrade --resolution lowest-direct \
-		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" -o requirements/lowest.lock pyproject.toml -
-	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock
-	@$(PYTHON_BIN) scripts/lock_upstream_envs.py > .cache/upstream-envs.new && mv .cache/upstream-envs.new requirements/upstream-envs.lock
+lock: setup ## pin the dependencies anew, within what pyproject.toml allows (uv itself: scripts/lock.sh uv)
+	@scripts/lock.sh
 
-clean: ## remove what make made in this directory; base trees stay in ~/.cache/errata
-	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/resolution-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
+clean: ## remove what make made in this directory; environments and base trees stay in ~/.cache/errata
+	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/*-[0-9]* .cache/resolution-* .cache/upstream-* .cache/wheel .cache/check .cache/*.log .cache/*.txt .cache/*.lock build dist *.egg-info
 	@rm -rf .cache/ci .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache

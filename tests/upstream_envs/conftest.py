@@ -2,7 +2,7 @@
 
 Their sources lie beside the repository, in ``../shared/upstream_envs``; without them the tests that need one are
 skipped by its name. What they import beside our own dependencies is pinned in ``requirements/upstream-envs.lock`` and
-installed by ``scripts/upstream_envs.sh``, into an environment that sees that of development too.
+installed by ``scripts/environments.py``, into an environment that sees that of development too.
 """
 
 from __future__ import annotations
