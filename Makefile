@@ -136,6 +136,6 @@ bench-quick: base ## run every benchmark once, small: shows that they run, measu
 lock: setup ## pin the dependencies anew, within what pyproject.toml allows (uv itself: scripts/lock.sh uv)
 	@scripts/lock.sh
 
-clean: ## remove what make made in this directory; environments and base trees stay in ~/.cache/errata
+clean: ## remove what make made in this directory; ~/.cache/errata stays, up to 4 GiB: rm -r it when nothing runs
 	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/*-[0-9]* .cache/resolution-* .cache/upstream-* .cache/wheel .cache/check .cache/*.log .cache/*.txt .cache/*.lock build dist *.egg-info
 	@rm -rf .cache/ci .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
