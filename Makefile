@@ -12,7 +12,7 @@ BENCHES := $(sort $(wildcard bench/*.py))
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install Debian packages (as root) and the Python environment, if they are missing
+setup: ## install Debian packages (as root) and the Python environment, if they are missing: once for a user, seconds for another checkout
 	@scripts/setup.sh
 
 base: setup ## build the tree that sandboxes run on, if it is missing (needs root, about a minute)
@@ -66,14 +66,7 @@ test-unprivileged: setup ## the tests that need neither root nor a sandbox
 	@$(SUITES) fast
 
 check: setup ## style, types and import rules
-	@status=0; \
-	for tool in "ruff check --quiet --output-format concise ." "ruff format --quiet --check ." \
-		"mypy --no-error-summary" "lint-imports --no-logo"; do \
-		.cache/venv/bin/$$tool || { echo "check: $$tool failed"; status=1; }; \
-	done; \
-	MYPYPATH=server/errata_server/sandbox/launcher .cache/venv/bin/mypy --no-error-summary --config-file= --strict \
-		--cache-dir .mypy_cache/launcher -m launcher -m fake_root || { echo "check: mypy of the launcher failed"; status=1; }; \
-	exit $$status
+	@scripts/check.sh
 
 bench: base ## stock OpenEnv and Errata in alternating rounds, full size: hours, on a quiet machine (docs/performance.md)
 	@.cache/venv/bin/errata bench --json bench/results/bench.json
@@ -85,37 +78,9 @@ bench-quick: base ## run every benchmark once, small: shows that they run, measu
 		echo "$$bench $$small" && $(PYTHON_BIN) $$bench $$small || exit 1; \
 	done
 
-# What `make lock` pins for environments of their own: oracles, old test runners, agents, and the tools of the test environments.
-ORACLES := 5.0.2 4.1.0
-AGENTS := mini-swe-agent-2.4.6
-RUNNERS := pytest-4.6.11 pytest-5.4.3 pytest-6.2.5 pytest-7.4.4 pytest-8.4.2 sympy-1.12
-CHECKER := check-jsonschema==0.39.0
-TOOLS := pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis|jsonschema|packaging|pyarrow
-lock: setup ## pin the dependencies anew, within what pyproject.toml allows
-	@test -x .cache/uv/bin/uv || { $(PYTHON_BIN) -m venv .cache/uv && .cache/uv/bin/pip install -q uv; }
-	@.cache/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate \
-		--custom-compile-command "make lock" --extra dev -o requirements/dev.lock pyproject.toml
-	@for pin in openenv-core==0.3.0 openenv==0.10.0; do echo $$pin | .cache/uv/bin/uv pip compile --quiet --upgrade \
-		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
-		-o requirements/interop-$${pin##*==}.lock - || exit 1; done
-	@for pin in $(ORACLES:%=swebench-%) $(RUNNERS:%=runner-%); do \
-		package=$${pin#runner-}; echo $${package%-*}==$${package##*-} | .cache/uv/bin/uv pip compile --quiet --upgrade \
-		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
-		-o requirements/$$pin.lock - || exit 1; done
-	@for pin in $(AGENTS); do echo $${pin%-*}==$${pin##*-} | .cache/uv/bin/uv pip compile --quiet --upgrade \
-		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
-		-o requirements/$$pin.lock pyproject.toml - || exit 1; done
-	@.cache/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --generate-hashes \
-		--custom-compile-command "make lock" --extra docker -c requirements/dev.lock -o requirements/server.lock pyproject.toml
-	@printf 'setuptools>=77\nwheel\n' | .cache/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
-		--generate-hashes --custom-compile-command "make lock" -o requirements/build.lock -
-	@echo $(CHECKER) | .cache/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
-		--custom-compile-command "make lock" -o requirements/compose-$(subst ==,-,$(CHECKER)).lock -
-	@grep -E '^($(TOOLS))==' requirements/dev.lock | .cache/uv/bin/uv pip compile --quiet --upgrade --resolution lowest-direct \
-		--universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" -o requirements/lowest.lock pyproject.toml -
-	@$(PYTHON_BIN) scripts/lock_trainer.py torch==2.13.0 > .cache/trainer.lock && mv .cache/trainer.lock requirements/trainer.lock
-	@$(PYTHON_BIN) scripts/lock_upstream_envs.py > .cache/upstream-envs.new && mv .cache/upstream-envs.new requirements/upstream-envs.lock
+lock: setup ## pin the dependencies anew, within what pyproject.toml allows (uv itself: scripts/lock.sh uv)
+	@scripts/lock.sh
 
-clean: ## remove what make made in this directory; base trees and OpenEnv's source stay in ~/.cache/errata
-	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/interop-* .cache/resolution-* .cache/uv .cache/*.log .cache/*.lock build dist *.egg-info
+clean: ## remove what make made in this directory; ~/.cache/errata stays, with environments, base trees and OpenEnv's source, up to 4 GiB: rm -r it when nothing runs
+	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/*-[0-9]* .cache/resolution-* .cache/upstream-* .cache/wheel .cache/check .cache/*.log .cache/*.txt .cache/*.lock build dist *.egg-info
 	@rm -rf .cache/ci .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache

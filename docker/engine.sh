@@ -100,9 +100,8 @@ start() {
     cannot "this machine runs no engine: dockerd ended or did not answer within 30 s ($directory/dockerd.log)"
 }
 
-import_base() {
-    [ -z "$(docker images -q "$image")" ] || return 0
-    say "making $image with debootstrap (a minute)"
+# The image's tree as debootstrap makes it, without what a proxy or a mirror of this machine needs; apt's source is $mirror.
+make_tree() {
     local tree=$directory/tree
     rm -rf --one-file-system "$tree"
     if ! unshare --mount --pid --fork --kill-child -- debootstrap --variant=minbase "$suite" "$tree" "$mirror" \
@@ -111,10 +110,28 @@ import_base() {
         cannot "debootstrap failed ($directory/debootstrap.log): check the network, or name another mirror with ENGINE_MIRROR"
     fi
     rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/* "$tree"/usr/share/{doc,man,locale,info}/*
-    # What a proxy or a mirror of this machine needs is no part of the image; apt's source is the mirror above.
     printf 'deb %s %s main\n' "$mirror" "$suite" >"$tree/etc/apt/sources.list"
-    tar -C "$tree" -c . | docker import -c 'CMD ["bash"]' - "$image" >/dev/null
+    tar -C "$tree" -cf "$1" .
     rm -rf --one-file-system "$tree"
+}
+
+# An engine's images go with it; the tree stays for the next one, 30 days long, for Debian's updates.
+import_base() {
+    [ -z "$(docker images -q "$image")" ] || return 0
+    local key kept
+    key=$({ echo "$suite $mirror"; uname -m; declare -f make_tree; } | sha256sum | cut -c1-12)
+    kept=${XDG_CACHE_HOME:-$HOME/.cache}/errata/images/debian-$suite-$key.tar
+    mkdir -p "${kept%/*}"
+    if [ -n "$(find "$kept" -mtime +30 2>/dev/null)" ]; then
+        say "$kept is older than 30 days and is made again"
+    fi
+    find "${kept%/*}" -name '*.tar*' -mtime +30 -delete
+    if [ ! -e "$kept" ]; then
+        say "making $image with debootstrap (a minute)"
+        make_tree "$kept.$$"
+        mv "$kept.$$" "$kept"
+    fi
+    docker import -c 'CMD ["bash"]' - "$image" <"$kept" >/dev/null
 }
 
 stop() {

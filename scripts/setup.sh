@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Brings a fresh Debian 12 or Ubuntu 24.04 to the point where .cache/venv/bin/python runs the project.
 #
-# As root it installs missing Debian packages; otherwise it says which ones and stops. The virtual environment is named
-# after the lock file and the Python it was made with, so a changed lock makes a new one and an unchanged one costs
-# nothing. `setup.sh trainer` adds what trains: torch and TRL, a gigabyte. Environment: PYTHON names the interpreter to use.
+#   scripts/setup.sh [NAME...]      default: dev; the names are those of scripts/environments.py
+#
+# As root it installs missing Debian packages; otherwise it says which ones and stops. Environments are made once for a
+# user (~/.cache/errata); one that is there costs nothing. Environment: PYTHON names the interpreter to use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -59,73 +60,8 @@ install_packages() {
     fi
 }
 
-make_venv() {
-    local python=$1 venv=$2 total
-    rm -rf "$venv" # of a set-up that was interrupted
-    total=$(grep -c '==' requirements/dev.lock)
-    say "installing up to $total Python packages into $venv (a minute or two)"
-    "$python" -m venv "$venv"
-    if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps --progress-bar off \
-        -r requirements/dev.lock 2>&1 | tee .cache/pip.log |
-        awk '/^Collecting/ { if (++n % 25 == 0) { print "setup:   fetched " n; fflush() } }
-             /^Installing collected/ { print "setup:   unpacking"; fflush() }' >&2; then
-        grep -v '^  ' .cache/pip.log | tail -n 3 >&2
-        rm -rf "$venv"
-        stop "pip failed (.cache/pip.log): check the network or pip's index, then run this again"
-    fi
-}
-
-# torch brings what its build needs (CUDA's libraries, or none for a CPU build), so it is resolved by pip and comes first.
-add_trainer() {
-    local venv=$1 torch
-    torch=$(grep '^torch==' requirements/trainer.lock)
-    say "adding $torch and $(grep -vc '^#' requirements/trainer.lock) packages that train (a few minutes, a gigabyte)"
-    if ! { "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
-        -c requirements/dev.lock -c requirements/trainer.lock "$torch" &&
-        "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps --progress-bar off \
-            -r requirements/trainer.lock; } >.cache/pip.log 2>&1; then
-        grep -v '^  ' .cache/pip.log | tail -n 3 >&2
-        stop "pip failed (.cache/pip.log): check the network or pip's index, then run this again"
-    fi
-}
-
-install_project() {
-    if ! "$1/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps --no-build-isolation -q \
-        -e . -e conformance >.cache/pip.log 2>&1; then
-        tail -n 5 .cache/pip.log >&2
-        stop "the project itself could not be installed (.cache/pip.log)"
-    fi
-}
-
 mkdir -p .cache
 install_packages
-exec 9>.cache/setup.lock
-flock 9 # two makes at once: the second finds the work done
-
 python=$(find_python) || stop "no Python >=3.11,<3.14 found: install one, or name it with PYTHON=/path/to/python make setup"
 python_has_venv "$python" || stop "$python cannot make virtual environments: install its venv and ensurepip modules, or name another with PYTHON=/path/to/python"
-
-key=$({ cat requirements/dev.lock; "$python" -VV; "$python" -c 'import sys; print(sys.prefix)'; } | sha256sum | cut -c1-12)
-venv=.cache/venv-$key
-if [ ! -e "$venv/.packages" ]; then
-    make_venv "$python" "$venv"
-    touch "$venv/.packages"
-fi
-project=$({ pwd; cat pyproject.toml conformance/pyproject.toml; } | sha256sum) # entry points and package folders are written down at installation
-if [ "$(cat "$venv/.project" 2>/dev/null)" != "$project" ]; then
-    say "installing the project"
-    install_project "$venv"
-    printf '%s\n' "$project" >"$venv/.project"
-fi
-ln -sfn "$(basename "$venv")" .cache/venv
-flock -u 9 # other targets do not wait for what trains
-
-if [ "${1:-}" = trainer ]; then
-    exec 8>.cache/setup-trainer.lock
-    flock 8
-    key=$(sha256sum requirements/trainer.lock | cut -c1-12)
-    if [ ! -e "$venv/.trainer-$key" ]; then
-        add_trainer "$venv"
-        touch "$venv/.trainer-$key"
-    fi
-fi
+exec "$python" -I scripts/environments.py "${@:-dev}"

@@ -255,6 +255,12 @@ def test_the_images_have_the_versions_that_the_tests_had() -> None:
     assert hashed >= len(pins["server"]), "pip refuses a line without a hash"
 
 
+def test_what_installs_the_locks_is_pinned_by_hash() -> None:
+    text = (ROOT / "requirements/uv.lock").read_text("utf-8")
+    assert re.findall(r"^([\w.-]+)==", text, re.M) == ["pip", "uv"]
+    assert text.count("--hash=sha256:") > 10, "pip refuses a platform whose wheel has no hash"
+
+
 def normal(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 

@@ -23,8 +23,8 @@ from .suites.table import ROOT, Suite, load, marks
 COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
 TRAINING = {"training", "ranks", "projects", "learning"}
-ON_THE_SERVER = set(HASHED) - {"patches"}
-PLAYED = ON_THE_SERVER - {"schedules", "probe", "conformance", "salvage", "browser"}
+ON_THE_SERVER = set(HASHED) - {"upstream-patches"}
+PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage", "browser"}
 """Suites that play an environment of `envs/`."""
 
 PACKAGES = {
@@ -79,7 +79,9 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("requirements/trainer.lock", {*TRAINING, "docker", "swe", "wheel"}, id="lock of the trainer"),
         pytest.param("trainer_adapter/errata_trainer/driver.py", {*TRAINING, "wheel"}, id="trainer"),
         pytest.param("envs/terminal_env/spec.py", PLAYED, id="environment"),
-        pytest.param("conformance/errata_conformance/cli.py", {"conformance", "patches"}, id="conformance kit"),
+        pytest.param(
+            "conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="conformance kit"
+        ),
         pytest.param("../shared/data/rows.jsonl", {"docker", "redteam", "swe", "prepare"}, id="shared data"),
         pytest.param("../shared/vectors/sdpo_loss.json", set(), id="shared vector, read in tier 1"),
         pytest.param("docs/training.md", {"docker"}, id="page"),
@@ -159,7 +161,7 @@ def files(suite: Suite) -> list[Path]:
     found = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
     if suite.select:
         return found
-    mark = f"pytest.mark.{suite.name}"
+    mark = f"pytest.mark.{suite.mark}"
     return [file for file in found if mark in file.read_text(encoding="utf-8") or file.name == "conftest.py"]
 
 
@@ -181,7 +183,7 @@ def test_a_test_is_marked_where_its_suite_collects_it() -> None:
         f"{file.relative_to(ROOT)}: {name}"
         for file in (ROOT / "tests").rglob("*.py")
         for name in re.findall(r"^(?!\s*[\"']).*\bpytest\.mark\.(\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
-        if name in marks() and not any(file.is_relative_to(ROOT / path) for path in SUITES[name].tests)
+        if name in marks() and not any(file.is_relative_to(ROOT / path) for path in marks()[name].tests)
     }
     assert not misplaced, "add the files to `tests` of the suite in suites.toml"
 
@@ -301,7 +303,7 @@ class Project:
         return subprocess.Popen(
             [".cache/venv/bin/python", "-m", "tests.suites", *(arguments or ("--tiers", "0", "1", "2", "3", "--ci"))],
             cwd=self.root,
-            env=environment | {"ERRATA_CACHE": str(self.cache), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            env=environment | {"XDG_CACHE_HOME": str(self.cache), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -332,8 +334,8 @@ def test_a_suite_of_tier_3_is_skipped_until_what_it_uses_changes(project: Projec
         project.write(name, "2\n")
         assert project.run("--tiers", "3", "--ci")[1][-1] == "1 passed, 0 failed, 0 skipped", name
         assert project.run("--tiers", "3")[1][-1] == "0 passed, 0 failed, 0 skipped", name
-    (record, *_) = (project.cache / "ci/passed").iterdir()
-    for one in (project.cache / "ci/passed").iterdir():
+    (record, *_) = (project.cache / "errata/ci/passed").iterdir()
+    for one in (project.cache / "errata/ci/passed").iterdir():
         one.write_bytes(record.read_bytes()[:40])
     assert project.run("--tiers", "3")[1][-1] == "1 passed, 0 failed, 0 skipped"
     assert project.run("--tiers", "3")[1][-1] == "1 passed, 0 failed, 0 skipped", "only --ci records"
@@ -378,7 +380,10 @@ def test_a_flaky_test_is_printed_last_and_fails_the_second_time(project: Project
     status, printed = project.run()
     assert status == 1 and any(line.startswith(f"FLAKY {name} (also on ") for line in printed)
     assert any("flaky for the second time" in line and str(project.cache) in line for line in printed)
-    assert [one["test"] for one in json.loads((project.cache / "ci/flaky.json").read_text("utf-8"))] == [name, name]
+    assert [one["test"] for one in json.loads((project.cache / "errata/ci/flaky.json").read_text("utf-8"))] == [
+        name,
+        name,
+    ]
 
 
 def test_outside_ci_nothing_is_run_again(project: Project) -> None:
@@ -397,7 +402,7 @@ def test_more_than_three_failures_are_not_run_again(project: Project) -> None:
 def test_a_flaky_suite_is_not_recorded_as_passed(project: Project) -> None:
     project.write("tests/slow/test_slow.py", FLAKY.format(mark="@__import__('pytest').mark.slow"))
     assert project.run()[0] == 0
-    assert not (project.cache / "ci/passed").exists()
+    assert not (project.cache / "errata/ci/passed").exists()
 
 
 def test_a_suite_that_lacks_openenvs_source_is_not_run_and_not_recorded(project: Project) -> None:
@@ -407,12 +412,12 @@ def test_a_suite_that_lacks_openenvs_source_is_not_run_and_not_recorded(project:
     assert status == 0 and printed[-1] == "4 passed, 0 failed, 0 skipped"
     assert printed[-2] == "1 suites were not run (above)"
     assert any("slow" in line and "not run: OpenEnv's source is not here" in line for line in printed)
-    assert not (project.cache / "ci/passed").exists()
+    assert not (project.cache / "errata/ci/passed").exists()
 
 
 def test_a_damaged_list_of_flaky_tests_stops_the_run(project: Project) -> None:
-    (project.cache / "ci").mkdir(parents=True)
-    (project.cache / "ci/flaky.json").write_text("[{", encoding="utf-8")
+    (project.cache / "errata/ci").mkdir(parents=True)
+    (project.cache / "errata/ci/flaky.json").write_text("[{", encoding="utf-8")
     status, printed = project.run()
     assert status == 2 and "flaky.json cannot be read" in printed[-1]
 

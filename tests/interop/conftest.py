@@ -1,6 +1,6 @@
 """Processes of both generations of OpenEnv, and of ours, for the tests of this room.
 
-They need the virtual environments of ``scripts/locked_environments.sh`` (``make test-interop`` makes them) and fail
+They need the virtual environments of ``scripts/environments.py`` (``make test-interop`` makes them) and fail
 without.
 """
 

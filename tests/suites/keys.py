@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .table import ROOT, Suite
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "errata"
 ABSENT = "absent"
 
 
@@ -78,8 +79,8 @@ def shared_digest(path: Path) -> str:
 def versions(commands: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of Python, the kernel and the base trees of sandboxes, and what more commands print."""
     told = {"python": sys.version, "kernel": os.uname().release, "machine": os.uname().machine}
-    bases = Path(os.environ.get("ERRATA_BASE_DIR", Path.home() / ".cache/errata/bases"))
-    told["bases"] = " ".join(sorted(path.name for path in bases.glob("*-*"))) if bases.is_dir() else ABSENT
+    bases = os.environ.get("ERRATA_BASE_DIR") or CACHE / "bases"
+    told["bases"] = " ".join(sorted(path.name for path in Path(bases).glob("default-*"))) or ABSENT
     for command in commands:
         done = subprocess.run(
             ["bash", "-c", command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False

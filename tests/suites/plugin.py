@@ -50,7 +50,7 @@ def suite_of(item: pytest.Item, suites: Collection[str]) -> str:
 def select(items: list[pytest.Item], name: str) -> list[pytest.Item]:
     """Remove the tests of other suites from a list, and return them."""
     suites = marks()
-    removed = [item for item in items if suite_of(item, suites) != name]
+    removed = [item for item in items if suite_of(item, suites) != name.replace("-", "_")]
     dropped = set(map(id, removed))
     items[:] = [item for item in items if id(item) not in dropped]
     return removed

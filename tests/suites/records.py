@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-PLACE = Path(os.environ.get("ERRATA_CACHE") or Path.home() / ".cache/errata") / "ci"
+PLACE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "errata/ci"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any
 from .table import ROOT, Suite
 
 LOGS = ROOT / ".cache/ci"
+ENVIRONMENTS = ".cache/venv/bin/python -I scripts/environments.py"
 UNAVAILABLE = 69
 """Exit status of a command that cannot run on this machine, as in sysexits.h."""
 OPENENV = "scripts/openenv_source.sh --where"
@@ -113,8 +114,9 @@ class Processes:
 
 def pytest_command(suite: Suite, outcomes: Path, workers: int, tests: list[str] | None = None) -> list[str]:
     """Return the command that runs a suite's tests, or some of them."""
+    engine = ["docker/engine.sh", "run", "--"] if suite.engine and not os.environ.get("ERRATA_ENGINE") else []
     command = [
-        *suite.wrapper,
+        *engine,
         suite.python,
         "-m",
         "pytest",
@@ -144,7 +146,7 @@ def run(suite: Suite, processes: Processes, workers: int, *, shown: bool) -> Res
     outcomes = LOGS / f"{suite.name}.json"
     outcomes.unlink(missing_ok=True)
     began = time.monotonic()
-    before = [f"scripts/environments.sh {' '.join(suite.environments)}"] if suite.environments else []
+    before = [f"{ENVIRONMENTS} {' '.join(suite.environments)}"] if suite.environments else []
     if suite.openenv and processes.call(["bash", "-c", OPENENV], log, shown=False):
         result.status, result.why = "not run", "OpenEnv's source is not here: make openenv-source FROM=DIR"
         return result

@@ -29,7 +29,7 @@ class Suite:
         ignore: Glob patterns of files that are not collected.
         python: Interpreter that runs the tests.
         options: More arguments of pytest.
-        environments: Names for ``scripts/environments.sh``, which installs them before the suite.
+        environments: Names for ``scripts/environments.py``, which installs them before the suite.
         scripts: Commands that are run before the suite.
         engine: Whether the tests need a container engine: the one that ``ERRATA_ENGINE`` names, else one that is started.
         openenv: Whether the suite runs code of OpenEnv's repository (``make openenv-source``).

@@ -2,7 +2,7 @@
 
 Their sources come from ``make openenv-source``; without them the tests that need one are skipped. What they import
 beside our own dependencies is pinned in ``requirements/upstream-envs.lock`` and installed by
-``scripts/upstream_envs.sh``, into an environment that sees that of development too.
+``scripts/environments.py``, into an environment that sees that of development too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test of this room; a verdict takes five servers."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.probe)
+            item.add_marker(pytest.mark.upstream_envs)
             item.add_marker(pytest.mark.timeout(600))
 
 

@@ -27,7 +27,7 @@ PATCHES = sorted((ROOT / "rfcs" / "upstream").glob("0*.patch"))
 FETCHED = ROOT / ".cache" / "upstream-patches" / "dist"
 ORDERS = {"none": [], "0001": PATCHES[:1], "0002": PATCHES[1:], "0001-0002": PATCHES, "0002-0001": PATCHES[::-1]}
 
-pytestmark = [pytest.mark.patches, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.upstream_patches, pytest.mark.timeout(300)]
 
 
 def unpacked(kind: str, to: Path) -> Path:

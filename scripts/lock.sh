@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Pins the dependencies anew in requirements/, within what pyproject.toml allows; `make lock` runs it.
+#
+#   scripts/lock.sh         every lock but that of uv and pip themselves
+#   scripts/lock.sh uv      uv and pip, which install all environments; then commit the lock with what it changes
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=.cache/venv/bin/python
+uv=$("$python" -I scripts/environments.py --uv)
+to=requirements
+compile() { "$uv" pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" "$@"; }
+
+if [ "${1:-}" = uv ]; then
+    printf 'uv\npip\n' | compile --upgrade --generate-hashes --custom-compile-command "scripts/lock.sh uv" -o $to/uv.lock -
+    exit
+fi
+
+compile --upgrade --extra dev -o $to/dev.lock pyproject.toml
+for pin in openenv-core==0.3.0 openenv==0.10.0; do echo $pin | compile --upgrade -o $to/interop-${pin##*==}.lock -; done
+for pin in swebench==5.0.2 swebench==4.1.0; do echo $pin | compile --upgrade -o $to/${pin/==/-}.lock -; done
+for pin in pytest==4.6.11 pytest==5.4.3 pytest==6.2.5 pytest==7.4.4 pytest==8.4.2 sympy==1.12; do
+    echo $pin | compile --upgrade -o $to/runner-${pin/==/-}.lock -
+done
+for pin in mini-swe-agent==2.4.6; do echo $pin | compile --upgrade -o $to/${pin/==/-}.lock pyproject.toml -; done
+compile --generate-hashes --extra docker -c $to/dev.lock -o $to/server.lock pyproject.toml
+printf 'setuptools>=77\nwheel\n' | compile --generate-hashes -o $to/build.lock -
+for pin in check-jsonschema==0.39.0; do echo $pin | compile -o $to/compose-${pin/==/-}.lock -; done
+"$python" -I scripts/environments.py --tools |
+    compile --upgrade --resolution lowest-direct -o $to/lowest.lock pyproject.toml -
+"$python" scripts/lock_trainer.py torch==2.13.0 >.cache/trainer.lock.new && mv .cache/trainer.lock.new $to/trainer.lock
+"$python" scripts/lock_upstream_envs.py >.cache/upstream-envs.lock.new && mv .cache/upstream-envs.lock.new $to/upstream-envs.lock
