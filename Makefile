@@ -85,6 +85,7 @@ openenv-source: ## FROM=DIR, a git directory or checkout of huggingface/OpenEnv:
 test-upstream-envs: setup ## errata probe on nine of OpenEnv's environments (make openenv-source), and on small ones
 	@scripts/upstream_envs.sh
 	@$(PYTEST) -n $(WORKERS) -m interop -rs tests/upstream_envs
+	@.cache/upstream-envs/bin/python -m pytest -rs tests/server/test_detecting.py -k openenvs_own_python_environments
 
 test-upstream: setup ## OpenEnv's own server tests (make openenv-source) on our server and on adopted apps
 	@$(PYTEST) -m interop -rs tests/upstream

@@ -331,7 +331,7 @@ def test_the_message_of_a_failed_tool_names_no_path_of_the_server() -> None:
 def test_openenvs_own_python_environments_get_the_place_in_the_action(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("smolagents", reason="coding_env and repl_env need it; recorded outputs: unsandboxed.jsonl")
+    pytest.importorskip("smolagents", reason="coding_env and repl_env need it: make test-upstream-envs")
     monkeypatch.syspath_prepend(str(ENVIRONMENTS))
     models = importlib.import_module(f"{name}.models")
     if name == "coding_env":
