@@ -34,7 +34,7 @@ demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a for
 	@.cache/venv/bin/errata demo learning
 
 test: base trainer ## all tests but the slow ones, in WORKERS=2 processes; then the ten files that cost most
-	@$(SIDE_BY_SIDE) --slowest-files 10 -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not long"
+	@$(SIDE_BY_SIDE) --slowest-files 10 -rs -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not long"
 
 test-long: base trainer ## 2,000 schedules of the simulated server, 500 of which make test runs, and errata demo learning
 	@$(PYTHON_BIN) -m tests.server.simulated 0..1999 --jobs $(WORKERS)
@@ -115,7 +115,7 @@ simulate: setup ## the server, its clients and their accidents under each of SEE
 	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(SIDE_BY_SIDE) -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not long and not sandbox"
+	@$(SIDE_BY_SIDE) -rs -m "not chaos and not interop and not swe and not browser and not wheel and not docker and not conformance and not long and not sandbox"
 
 test-cleanroom: setup ## `make test` and `make demo` on a Debian made for the purpose (needs root, several minutes)
 	@scripts/cleanroom.sh test demo
