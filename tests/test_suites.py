@@ -79,9 +79,7 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("requirements/trainer.lock", {*TRAINING, "docker", "swe", "wheel"}, id="lock of the trainer"),
         pytest.param("trainer_adapter/errata_trainer/driver.py", {*TRAINING, "wheel"}, id="trainer"),
         pytest.param("envs/terminal_env/spec.py", PLAYED, id="environment"),
-        pytest.param(
-            "conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="conformance kit"
-        ),
+        pytest.param("conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="kit"),
         pytest.param("../shared/data/rows.jsonl", {"docker", "redteam", "swe", "prepare"}, id="shared data"),
         pytest.param("../shared/vectors/sdpo_loss.json", set(), id="shared vector, read in tier 1"),
         pytest.param("docs/training.md", {"docker"}, id="page"),

@@ -12,8 +12,7 @@ from openenv.core.client_types import StepResult
 
 from errata_client import EnvPool, ErrataClient
 from errata_server.process import ServerProcess
-
-from ..openenv_source import ENVIRONMENTS, needs_openenv_source
+from tests.openenv_source import ENVIRONMENTS, needs_openenv_source
 
 pytestmark = needs_openenv_source
 

@@ -326,12 +326,12 @@ def test_the_message_of_a_failed_tool_names_no_path_of_the_server() -> None:
     assert ".../prices.json" in told and str(Path(__file__).parent) not in told
 
 
+@pytest.mark.upstream_envs  # smolagents is in the environment of that suite
 @needs_openenv_source
 @pytest.mark.parametrize("name", ["coding_env", "repl_env"])
 def test_openenvs_own_python_environments_get_the_place_in_the_action(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("smolagents", reason="coding_env and repl_env need it; recorded outputs: unsandboxed.jsonl")
     monkeypatch.syspath_prepend(str(ENVIRONMENTS))
     models = importlib.import_module(f"{name}.models")
     if name == "coding_env":

@@ -31,7 +31,8 @@ class Suite:
         options: More arguments of pytest.
         environments: Names for ``scripts/environments.py``, which installs them before the suite.
         scripts: Commands that are run before the suite.
-        engine: Whether the tests need a container engine: the one that ``ERRATA_ENGINE`` names, else one that is started.
+        engine: Whether the tests need a container engine: the one that ``ERRATA_ENGINE`` names, else one
+            that is started.
         openenv: Whether the suite runs code of OpenEnv's repository (``make openenv-source``).
         both: Whether the suite may use both cores of a machine with two; else it shares them with other suites.
         uses: Paths in the repository that the outcome depends on, beside those of all suites and the tests.
