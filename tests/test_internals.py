@@ -1,6 +1,6 @@
 """Undocumented names of other packages that our code needs: all are listed, and each is where it is looked for.
 
-A failure after an upgrade names the module of ours to adapt. `make test-resolutions` runs this with the oldest and the
+A failure after an upgrade names the module of ours to adapt. `make test-lowest test-latest` runs this with the oldest and the
 latest versions.
 """
 

@@ -17,7 +17,7 @@ from .simulated.world import World
 
 SEEDS = int(os.environ.get("ERRATA_SEEDS", "500"))
 BLOCKS = max(1, SEEDS // 100)
-"""`make test-long` runs 2,000 and `make simulate SEEDS=0..99999` more.
+"""`make test-schedules` runs 500 to 1,999 and `make simulate SEEDS=0..99999` more.
 
 `python -m tests.server.simulated --trace SEED` shows one that failed.
 """

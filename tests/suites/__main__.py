@@ -118,10 +118,12 @@ class Run:
         self._say(line(result))
 
     def _keep(self, result: Result) -> None:
+        # Anew, because the suite may have installed a program whose version is part of the key.
+        key = keys.key(result.suite, keys.parts(result.suite, self._common, self._tree))
         (self._records or Records()).keep(
             Pass(
                 suite=result.suite.name,
-                key=result.key,
+                key=key,
                 date=_now(),
                 commit=_commit(),
                 passed=result.passed,
