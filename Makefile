@@ -18,25 +18,25 @@ setup: ## install Debian packages (as root) and the Python environment, if they 
 base: setup ## build the tree that sandboxes run on, if it is missing (needs root, about a minute)
 	@$(PYTHON_BIN) scripts/build_base.py
 
-trainer: setup ## add what trains, torch and TRL, to the Python environment (a gigabyte)
+trainer: ## setup, and what trains, torch and TRL, to the Python environment (a gigabyte)
 	@scripts/setup.sh trainer
 
-demo: base trainer ## a scripted agent errs in fourteen ways, state(t) and a fork repair it; another repairs a bug; a tiny policy trains, and one learns on tasks that carry over to others
+demo: trainer base ## a scripted agent errs in fourteen ways, state(t) and a fork repair it; another repairs a bug; a tiny policy trains, and one learns on tasks that carry over to others
 	@.cache/venv/bin/errata demo
 	@.cache/venv/bin/errata demo swe
 	@.cache/venv/bin/errata demo training
 	@.cache/venv/bin/errata demo learning
 
-test: base trainer ## style, types and the tests that need no more than a process (tiers 0 and 1); TIERS="0 1 2 3" for what CI runs
+test: trainer base ## style, types and the tests that need no more than a process (tiers 0 and 1); TIERS="0 1 2 3" for what CI runs
 	@$(SUITES) --tiers $(TIERS) $(SUITE_OPTIONS)
 
-test-%: base trainer ## one suite of tests/suites/suites.toml; `make suites` lists them
+test-%: trainer base ## one suite of tests/suites/suites.toml; `make suites` lists them
 	@$(SUITES) $*
 
-test-stress: base trainer ## tier 1 three times and tier 2 once beside busy loops and disk writers; nothing may fail
+test-stress: trainer base ## tier 1 three times and tier 2 once beside busy loops and disk writers; nothing may fail
 	@$(PYTHON_BIN) -m tests.stress.load -- $(SUITES) --tiers 1 1 1 2 --keep-going
 
-test-full: base trainer ## all tiers whether they have changed or not, every benchmark once, and a clean machine
+test-full: trainer base ## all tiers whether they have changed or not, every benchmark once, and a clean machine
 	@$(SUITES) --tiers 0 1 2 3 4 --fresh --keep-going
 
 openenv-source: ## FROM=DIR, a git directory or checkout of huggingface/OpenEnv: export what test-upstream, test-upstream-envs and test-upstream-patches use of it
