@@ -9,10 +9,12 @@ cd "$(dirname "$0")/.."
 python=.cache/venv/bin/python
 uv=$("$python" -I scripts/environments.py --uv)
 to=requirements
-compile() { "$uv" pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" "$@"; }
+command="make lock"
+compile() { "$uv" pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "$command" "$@"; }
 
 if [ "${1:-}" = uv ]; then
-    printf 'uv\npip\n' | compile --upgrade --generate-hashes --custom-compile-command "scripts/lock.sh uv" -o $to/uv.lock -
+    command="scripts/lock.sh uv"
+    printf 'uv\npip\n' | compile --upgrade --generate-hashes -o $to/uv.lock -
     exit
 fi
 
