@@ -23,7 +23,8 @@ style() {
     local status=0
     $bin/ruff check --quiet --output-format concise --cache-dir $cache/ruff . || { echo "check: ruff check failed"; status=1; }
     $bin/ruff format --quiet --check --cache-dir $cache/ruff . || { echo "check: ruff format failed (repair: $bin/ruff format)"; status=1; }
-    $bin/lint-imports --no-logo --cache-dir $cache/imports || { echo "check: lint-imports failed"; status=1; }
+    $bin/lint-imports --no-logo --cache-dir $cache/imports >$cache/imports.out 2>&1 ||
+        { cat $cache/imports.out; echo "check: lint-imports failed"; status=1; }
     return $status
 }
 

@@ -1,7 +1,7 @@
 """Undocumented names of other packages that our code needs: all are listed, and each is where it is looked for.
 
-A failure after an upgrade names the module of ours to adapt. `make test-lowest test-latest` runs this with the oldest and the
-latest versions.
+A failure after an upgrade names the module of ours to adapt. `make test-lowest` runs this with the oldest versions, and
+`make test-latest` with the latest.
 """
 
 from __future__ import annotations
