@@ -35,6 +35,7 @@ from errata_server.sessions.decoding import Decoder
 from errata_server.sessions.session import Request, Session
 from errata_server.sessions.sessions import Sessions
 from errata_server.settings import Settings
+from errata_server.simulation import simulated
 from errata_server.simulation.threads import SimulatedThreads
 from tests.machine_speed import SLOWDOWN
 
@@ -380,12 +381,13 @@ async def test_a_session_with_snapshots_recovers_from_a_step_that_hangs() -> Non
 
 @pytest.mark.parametrize("factory", [ThreadedEnvironment, SavedEnvironment])
 @pytest.mark.parametrize("single", [False, True])
+@simulated
 async def test_who_shared_a_thread_that_was_written_off_is_recovered_or_lost(factory: Any, single: bool) -> None:
     threads = SimulatedThreads(cap=1)
     if single:
         threads = SimulatedThreads(cap=8)
         factory = type("Single", (factory,), {"REQUIRES_SINGLE_THREAD_EXECUTOR": True})
-    async with sessions_of(factory, threads, step_timeout_s=0.05 * SLOWDOWN) as (sessions, _):
+    async with sessions_of(factory, threads, step_timeout_s=0.05) as (sessions, _):
         one, queued, idle = await opened(sessions, 3)
         assert len(threads.started) == 1
         assert [await step(sessions, s, n=7) for s in (one, queued, idle)] == [7, 7, 7]
@@ -404,10 +406,11 @@ async def test_who_shared_a_thread_that_was_written_off_is_recovered_or_lost(fac
         assert len(threads.started) >= 2 and threads.counts.written_off == 1
 
 
+@simulated
 async def test_a_request_that_lost_its_thread_and_finds_no_new_instance_is_refused_and_not_recorded() -> None:
     threads = SimulatedThreads(cap=1)
     factory = type("Broken", (BrokenEnvironment,), {"broken": False})
-    async with sessions_of(factory, threads, step_timeout_s=0.05 * SLOWDOWN) as (sessions, runtime):
+    async with sessions_of(factory, threads, step_timeout_s=0.05) as (sessions, runtime):
         one, queued = await opened(sessions, 2)
         threads.hang_next()
         factory.broken = True  # type: ignore[attr-defined]
@@ -433,6 +436,7 @@ async def test_a_new_environment_is_not_put_on_a_thread_that_is_stuck() -> None:
     assert await hanging is None
 
 
+@simulated
 async def test_a_call_that_got_no_thread_in_time_has_not_run_and_its_session_lives() -> None:
     threads = SimulatedThreads(cap=1)
     one, two = threads.pinned(), threads.pinned()
@@ -449,6 +453,7 @@ async def test_a_call_that_got_no_thread_in_time_has_not_run_and_its_session_liv
 
 
 @pytest.mark.parametrize("factory", [RatedEnvironment, UnrecoverableRatedEnvironment, SavedRatedEnvironment])
+@simulated
 async def test_a_step_whose_rewards_get_no_thread_in_time_is_taken_back_and_one_that_did_not_run_is_not(
     factory: Any,
 ) -> None:
