@@ -19,7 +19,7 @@ SLOWEST = {
     "tests/envs/swe/test_prepare_real.py": "prepares and validates instances in real sandboxes, with pip inside",
     "tests/envs/test_task_checks.py": "`errata tasks check` plays and grades tasks in real sandboxes",
     "tests/envs/swe/test_prepare_environment.py": "builds environments with pip inside a sandbox",
-    "tests/protocol/test_detect_shell.py": "600 random scripts, and inputs long enough to show that time is linear",
+    "tests/protocol/test_detect_shell.py": "600 random scripts, and inputs long enough to show that work is linear",
     "tests/server/test_reexecute.py": "two server processes for each test, before and after a restart",
     "tests/envs/test_verifier_tools.py": "grades in real sandboxes, with test frameworks of several kinds",
     "tests/trainer/test_trl_ddp.py": "four processes import torch and TRL; three runs on two ranks and alone",

@@ -219,7 +219,7 @@ def served(app: Any) -> Iterator[str]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while not server.started and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert server.started

@@ -149,6 +149,8 @@ def folders(modules: Iterator[str]) -> set[str]:
             found.add(PACKAGES[top])
         elif top == "tests" and rest and (ROOT / "tests" / rest[0]).is_dir():
             found.add(f"tests/{rest[0]}")
+        elif top == "tests" and rest:
+            found.add(f"tests/{rest[0]}.py")
     return found
 
 

@@ -133,7 +133,7 @@ async def test_a_load_whose_server_hangs_up_says_so() -> None:
         await socket.send('{"type":"observation","data":{}}')
         await socket.recv()
 
-    async with serve(answer, "127.0.0.1", 0) as server, asyncio.timeout(10):
+    async with serve(answer, "127.0.0.1", 0) as server, asyncio.timeout(60):
         load = PlainLoad(server.sockets[0].getsockname()[1])
         assert (await load.open(3))["opened"] == 3
         with pytest.raises(ConnectionResetError, match="closed a socket between two steps"):
@@ -156,7 +156,7 @@ async def test_a_load_that_failed_lets_go_of_its_sockets(monkeypatch: pytest.Mon
             if not open_sockets:
                 all_gone.set()
 
-    async with serve(answer, "127.0.0.1", 0) as server, asyncio.timeout(20):
+    async with serve(answer, "127.0.0.1", 0) as server, asyncio.timeout(60):
         load = await Load.start("plain", server.sockets[0].getsockname()[1])
         try:
             await load.do("open", sessions=3)

@@ -108,7 +108,7 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    async def quiet(self, timeout_s: float = 30.0) -> None:
+    async def quiet(self, timeout_s: float = 60.0) -> None:
         """Wait until no request is under way.
 
         An event stream without data for 5 s is at rest, too: Gradio opens one for each event, and where another stream

@@ -26,7 +26,7 @@ with TestClient(applications.ours()) as client:
     assert client.post("/web/reset").json()["observation"]["balance"] == 0
 for thread in threading.enumerate():
     if thread is not threading.current_thread() and not thread.daemon:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 print(sorted(set(map(str, asked))), "fonts.googleapis.com" in page, 'rel="icon"' in page)
 """
 

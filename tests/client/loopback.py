@@ -34,5 +34,5 @@ def served(app: Any, port: int = 0, **options: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         assert not thread.is_alive(), "the test server did not stop"

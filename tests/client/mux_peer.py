@@ -346,7 +346,7 @@ class MuxPeer:
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Wait for something that has no event of its own."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
@@ -377,10 +377,10 @@ def peered_in_a_thread() -> Iterator[MuxPeer]:
 
     thread = threading.Thread(target=asyncio.run, args=(run(),), name="mux-peer", daemon=True)
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     try:
         yield started[0]
     finally:
         over.set()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "the peer did not stop"

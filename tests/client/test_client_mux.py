@@ -197,7 +197,7 @@ async def test_a_half_open_socket_is_noticed_by_its_pings(peer: MuxPeer) -> None
     async with Connection(peer.url, backoff=FAST, **pings) as connection, ErrataClient(connection=connection) as client:
         await client.reset()
         peer.go_half_open()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await client.step({"text": "a"})).observation["count"] == 1
         assert connection.stats.connects == 2 and peer.steps() == ["reset", "a"]
 
@@ -232,7 +232,7 @@ async def test_a_server_that_accepts_sockets_and_closes_them_is_waited_for_and_g
         peer.come_back()
         serve, peer._serve = peer._serve, close_at_once  # type: ignore[method-assign] # a server behind a full proxy
         await peer.start(peer.port)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(ConnectionError, match=r"no connection for 0\.3 s: the server closed \d+ sockets"):
                 await client.step({"text": "a"})
         assert len(set(received)) == 1, "each socket reads the capabilities once"
@@ -245,7 +245,7 @@ async def test_a_server_that_accepts_sockets_and_closes_them_is_waited_for_and_g
 
 async def test_what_cannot_be_reached_at_first_is_an_error_at_once(peer: MuxPeer) -> None:
     await peer.stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(ConnectionError, match="Failed to connect"):
             await ErrataClient(peer.url).connect()
         with pytest.raises(ConnectionError, match="Failed to connect"):
@@ -749,7 +749,7 @@ async def test_a_read_that_waits_fails_when_its_session_is_closed_or_taken_over(
             await client.close()
         else:
             await ErrataClient.resume(peer.url, ticket, connection=other).connect()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(LocalProtocolError if ending == "close" else NotAttached, match="session"):
                 await reading
         assert connection.machine.reads == {} and connection._reads == {}

@@ -102,7 +102,7 @@ print("open", flush=True)
 {end}
 """
     with peered_in_a_thread() as peer:
-        done = subprocess.run([sys.executable, "-c", program, peer.url], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([sys.executable, "-c", program, peer.url], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout, done.stderr) == (0, "open\n", "")
         assert [row.status for row in peer.rows.values()] == ["closed"] * 6
 
@@ -124,4 +124,4 @@ sys.stdin.readline()
             peer.silent = True
             process.stdin.write("\n")
             process.stdin.close()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0

@@ -37,7 +37,7 @@ class ProcessProvider(ContainerProvider):
             self.server.stop()
             self.server = None
 
-    def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
+    def wait_for_ready(self, base_url: str, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
             try:

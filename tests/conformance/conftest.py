@@ -31,7 +31,7 @@ def sample(defect: str | None = None, **options: object) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = server.force_exit = True
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

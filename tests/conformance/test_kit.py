@@ -141,8 +141,8 @@ class Process:
 
     @contextmanager
     def up(self) -> Iterator[Process]:
-        subprocess.run(self.start, shell=True, check=True, timeout=10)
-        deadline = time.monotonic() + 30
+        subprocess.run(self.start, shell=True, check=True, timeout=60)
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,10 +148,8 @@ async def test_a_cheat_gets_the_honest_score(cheat: str, task: str) -> None:
     command, honest = BOTH[cheat]
     if (cheat, task) == ("a link to the expected answer", "scripted"):
         command = "ln -s /verifier/expected.txt /workspace/answer.txt"
-    started = time.monotonic()
     end = await graded(task, command)
     assert (end.reward, end.done) == (honest, True)
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("cheat", SHELL)

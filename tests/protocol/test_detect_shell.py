@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +9,7 @@ from hypothesis import strategies as st
 from errata_protocol.detect.action import Action
 from errata_protocol.detect.shell import parse
 from errata_protocol.detect.shell_tree import simples
+from tests.counted_work import Costs, calls_of
 
 
 def commands(text: str) -> list[str]:
@@ -121,17 +119,12 @@ def test_noise_is_read_without_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_time_is_linear_in_the_length(piece: str) -> None:
-    def seconds(count: int) -> float:
-        text = piece * count
-        gc.collect()
-        gc.disable()  # one collection of all that a long test run holds takes longer than the parse
-        try:
-            start = time.process_time()
-            parse(text)
-            return time.process_time() - start
-        finally:
-            gc.enable()
+def test_work_is_linear_in_the_length(piece: str) -> None:
+    def short() -> object:
+        return parse(piece * 2_000)
 
-    small, large = max(min(seconds(2_000) for _ in range(3)), 0.002), min(seconds(32_000) for _ in range(3))
-    assert large < small * 16 * 5, f"{piece!r}: {small:.4f} s, then {large:.4f} s for 16 times the text"
+    def long() -> object:
+        return parse(piece * 32_000)
+
+    calls_of(long, at_most=calls_of(short) * 17)
+    assert not Costs(short).exceed(long, times=16 * 5)  # inside what it calls, as well

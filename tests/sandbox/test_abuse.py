@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -77,9 +76,8 @@ async def test_an_agent_is_killed_before_the_server_when_memory_runs_out(namespa
 
 
 def test_a_line_of_traps_is_read_in_linear_time() -> None:
-    started = time.process_time()
-    shell_state.startup(shell_state.ShellState(), b": " + b"trap " * 200_000, {})
-    assert time.process_time() - started < 1.0
+    # A search of the rest from each of them would take hours.
+    shell_state.startup(shell_state.ShellState(), b": " + b"trap " * 2_000_000, {})
 
 
 @pytest.mark.parametrize(
@@ -97,16 +95,21 @@ def test_only_a_command_that_sets_an_exit_trap_pays_for_it(command: bytes, wrapp
     assert (b"__errata_trap" in text) is wrapped
 
 
+def bytes_read() -> int:
+    """Return how many bytes this process has read so far."""
+    return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
+
+
 def test_a_file_of_many_names_is_read_and_counted_once(tmp_path: Path) -> None:
     first = tmp_path / "f"
     first.write_bytes(b"x" * MIB)
     for n in range(100):
         (tmp_path / f"f{n}").hardlink_to(first)
     assert usage(tmp_path, max_entries=1000, max_bytes=1 << 40).size_bytes == MIB
-    started = time.process_time()
+    before = bytes_read()
     tree = scan(tmp_path)
+    assert MIB <= bytes_read() - before < 2 * MIB
     assert len({node.mark for node in tree.children.values()}) == 1 and len(tree.children) == 101
-    assert time.process_time() - started < 0.5
 
 
 def test_whiteouts_are_counted_and_bound_a_count(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ async def test_the_journal_commits_while_sessions_fill_the_disk(own_disk: Path) 
         await box.destroy()
     result = await bounded.run("echo room")
     assert result.stdout == "room\n", result
-    await asyncio.wait_for(committed.wait(), 30.0)
+    await asyncio.wait_for(committed.wait(), 60.0)
     for task in (committing, waiting):
         task.cancel()
     await asyncio.gather(committing, waiting, return_exceptions=True)

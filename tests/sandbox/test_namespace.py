@@ -34,7 +34,7 @@ def disk_bytes(path: Path) -> int:
     return as_owner.call(usage, path, max_entries=10**7, max_bytes=10**12).size_bytes
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"

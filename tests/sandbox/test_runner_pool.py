@@ -131,6 +131,6 @@ async def test_a_watch_that_fails_ends_its_command(
     box = await namespace_backend.open()
     monkeypatch.setattr(DiskWatch, "run", broken)
     with pytest.raises(SandboxFailed, match="could not be watched: can't start new thread"):
-        await asyncio.wait_for(box.run("sleep 60"), 30)
+        await asyncio.wait_for(box.run("sleep 60"), 60)
     monkeypatch.undo()
     assert (await box.run("echo on")).stdout == "on\n"

@@ -50,7 +50,7 @@ async def without_cgroups(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> As
     await backend.close()
 
 
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"

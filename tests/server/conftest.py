@@ -54,7 +54,7 @@ Connect = Callable[..., AbstractContextManager[Socket]]
 
 async def until(said: Callable[[], bool]) -> None:
     """Wait for what has no event of its own: a thread says it, or a peer."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not said():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

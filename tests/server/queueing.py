@@ -17,6 +17,8 @@ from errata_server import current_session
 from errata_server.concurrency.slots import Slots
 
 GRADING_S = float(os.environ.get("TEST_GRADING_S", "0.02"))
+HANG_S = float(os.environ.get("TEST_HANG_S", "3.0"))
+"""How long ``hang`` takes, once what stops the clock is over."""
 SLOTS = Slots(2)
 PLACES = threading.Semaphore(2)
 
@@ -46,7 +48,7 @@ class QueueingEnvironment(Environment[ToolAction, ToolObservation, State]):
         if action.tool == "hang":
             with current_session().clock_stopped():
                 await asyncio.sleep(0.3)
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(HANG_S)
         if action.tool != "submit":
             return ToolObservation(graded=self._graded)
         async with SLOTS.take(current_session().clock_stopped):
@@ -87,7 +89,7 @@ class BlockingEnvironment(Environment[ToolAction, ToolObservation, State]):
                 time.sleep(0.3)
         try:
             if action.tool == "hang":
-                time.sleep(3.0)
+                time.sleep(HANG_S)
             time.sleep(GRADING_S)
             return ToolObservation(graded=1, reward=1.0, done=True)
         finally:

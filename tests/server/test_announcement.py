@@ -27,7 +27,7 @@ def said(server: ServerProcess) -> str:
         at = next((i for i, line in enumerate(lines) if "serving" in line), None)
         if at is not None and any("env.reset()" in line for line in lines[at:]):
             return "".join(lines[at:])
-        server._lines.get(timeout=30)
+        server._lines.get(timeout=60)
     raise AssertionError("no snippet")
 
 

@@ -124,7 +124,7 @@ def test_a_bundle_through_a_proxy_that_compresses_is_written_plain() -> None:
         parts: list[bytes] = []
         with Source(None, f"http://127.0.0.1:{proxy.server_port}") as source:
             source.bundle(["ep_1"], parts.append, ancestors=False)
-        thread.join(10)
+        thread.join(60)
     assert b"".join(parts) == text
 
 
@@ -404,7 +404,7 @@ def test_the_command_serves_a_bundle_that_our_tools_read(exported: tuple[Path, s
             assert "count" in json.dumps(run("episodes", "--url", url))
         finally:
             process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_public_bind_of_an_archive_needs_a_token(exported: tuple[Path, str, str]) -> None:

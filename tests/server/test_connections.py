@@ -44,7 +44,7 @@ class Served:
     async def get(self, path: str = "/ready", peer: Peer | None = None) -> tuple[int, str]:
         reader, writer = peer or await self.connect()
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)).decode().lower()
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode().lower()
         size = int(head.split("content-length: ")[1].split("\r\n")[0])
         return int(head.split()[1]), (await reader.readexactly(size)).decode()
 
@@ -55,7 +55,7 @@ class Served:
             "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
         )
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
         return int(head.split()[1]), (reader, writer)
 
     async def until(self, count: int) -> None:
@@ -81,7 +81,7 @@ async def served() -> AsyncIterator[Served]:
 
 async def closed(peer: Peer) -> bool:
     with contextlib.suppress(ConnectionResetError):
-        return await asyncio.wait_for(peer[0].read(1), 30) == b""
+        return await asyncio.wait_for(peer[0].read(1), 60) == b""
     return True
 
 
@@ -121,13 +121,13 @@ async def test_websockets_leave_places_for_requests_and_ready_says_why_they_are_
     status, answer = await served.get()
     assert status == 503 and "all 9 places for WebSockets are taken" in json.loads(answer)["reasons"][0]
     status, refused = await served.websocket()
-    assert status == 503 and b"GET /ready" in await asyncio.wait_for(refused[0].read(), 30)
+    assert status == 503 and b"GET /ready" in await asyncio.wait_for(refused[0].read(), 60)
     for _ in range(3 * MOST):
         await served.connect()
     assert (await served.get("/health"))[0] == 200
     writer = sockets[0][1][1]
     writer.write(b"\x81\x8f\0\0\0\0" + b'{"type":"stat"}')  # they are open, all of them
-    assert await asyncio.wait_for(sockets[0][1][0].read(1), 30) == b"\x81"
+    assert await asyncio.wait_for(sockets[0][1][0].read(1), 60) == b"\x81"
     writer.transport.abort()
     await served.until(MOST - 1)
     assert (await served.get())[0] == 200

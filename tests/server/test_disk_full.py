@@ -61,7 +61,7 @@ async def test_a_session_freezes_on_a_full_disk_and_goes_on_when_space_returns(s
         hog = fill(small_disk)
         waiting, t = await until_frozen(lambda: held.step({"n": 2}))
         hog.unlink()
-        result = await asyncio.wait_for(waiting, 20)
+        result = await asyncio.wait_for(waiting, 60)
         assert result.observation["n"] == 1 + 2 * t and held.t == 1 + t
         assert held.step({"n": 1}).observation["n"] == 2 + 2 * t
 
@@ -75,7 +75,7 @@ async def test_a_sandboxed_session_freezes_too_and_the_agent_reads_nothing_of_it
         done, _ = await asyncio.wait([waiting], timeout=1.0)
         assert not done
         hog.unlink()
-        observation = (await asyncio.wait_for(waiting, 20)).observation
+        observation = (await asyncio.wait_for(waiting, 60)).observation
         assert (observation["stdout"], observation["stderr"], observation["error_kind"]) == ("1\n2\n", "", None)
 
 

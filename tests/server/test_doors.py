@@ -466,7 +466,7 @@ def test_metrics_count_sessions_and_requests_by_kind_and_outcome(tmp_path: Path)
             socket.ask("step", {"n": 1})
             socket.ask("step", {"n": 1, "do": "raise"})
             during = client.get("/metrics").text
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while 'how="closed"' not in (after := client.get("/metrics").text) and time.monotonic() < deadline:
             pass  # the socket's session closes after the socket
     assert 'errata_sessions_active{environment="count"} 1.0' in during

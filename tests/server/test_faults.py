@@ -190,7 +190,7 @@ async def test_a_step_that_hangs_for_ever_does_not_keep_the_server_from_stopping
             with pytest.raises(ErrataError) as caught:
                 await client.step({"n": 1})
             assert caught.value.code == "TIMEOUT"
-        assert server.stop(timeout_s=20) == 0
+        assert server.stop(timeout_s=60) == 0
 
 
 def test_an_empty_token_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_the_journal_is_its_owners_alone(tmp_path: Path) -> None:
         )
         server.process.send_signal(signal.SIGTERM)
         try:
-            server.process.wait(30)
+            server.process.wait(60)
         except subprocess.TimeoutExpired as error:
             raise AssertionError("".join(server.log)) from error
 

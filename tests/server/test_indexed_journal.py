@@ -369,7 +369,7 @@ def test_a_segment_is_read_while_it_is_rewritten(tmp_path: Path) -> None:
         assert journal.compact(garbage=0.01) > 0 or n == 5
     stop.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     journal.close()
     assert others == []
 
@@ -762,7 +762,7 @@ def test_reads_that_go_on_while_the_journal_closes_are_answered_or_refused(journ
     running = threading.Barrier(5)
 
     def read() -> None:
-        running.wait(10)
+        running.wait(60)
         try:
             while True:
                 assert journal.turns("e1") and journal.delivery("e1", 0) == delivery("e1", 0)
@@ -774,10 +774,10 @@ def test_reads_that_go_on_while_the_journal_closes_are_answered_or_refused(journ
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
-    running.wait(10)
+    running.wait(60)
     journal.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert others == [] and not any(thread.is_alive() for thread in threads)
     with pytest.raises(JournalUnavailable, match="closed"):
         journal.session("another")
@@ -791,7 +791,7 @@ def test_a_read_that_runs_ends_before_the_journal_is_closed(journal: IndexedJour
 
     def hold() -> int:
         begun.set()
-        return int(go.wait(10))
+        return int(go.wait(60))
 
     def read() -> None:
         journal._readers._reader().db.create_scalar_function("hold", hold)
@@ -799,13 +799,13 @@ def test_a_read_that_runs_ends_before_the_journal_is_closed(journal: IndexedJour
 
     reader, closer = threading.Thread(target=read), threading.Thread(target=journal.close)
     reader.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     closer.start()
     closer.join(0.1)
     assert closer.is_alive()
     go.set()
-    reader.join(10)
-    closer.join(10)
+    reader.join(60)
+    closer.join(60)
     assert found == [(1,)]
 
 

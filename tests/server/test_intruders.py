@@ -356,7 +356,7 @@ def plain_uvicorn(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         yield found[1], written
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def app_of_uvicorn() -> FastAPI:

@@ -389,7 +389,7 @@ async def test_commits_wait_while_the_store_fails_and_go_on_when_it_recovers() -
     await asyncio.to_thread(attempted.wait, 5)
     assert not waiting.done()
     failing.clear()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 60)
     assert written == [[session()]]
     assert writer.failing is None
     writer.close()

@@ -35,7 +35,7 @@ class _HeldJournal(MemoryJournal):
         if self.hold:
             self.hold = False
             self.was_read.set()
-            assert self.goes_on.wait(10)
+            assert self.goes_on.wait(60)
         return seq
 
 
@@ -48,7 +48,7 @@ async def test_a_reward_that_comes_while_its_session_is_looked_up_is_pushed() ->
         opened = await trainer.open()
         reset = await trainer.ask(opened, "reset")
         await trainer.cut()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while app.state.errata.sessions.table.live:  # noqa: ASYNC110 - it falls asleep, and nobody is told
                 await asyncio.sleep(0.01)
         journal.hold = True
@@ -91,7 +91,7 @@ async def test_an_open_that_comes_again_finds_its_session_though_no_environment_
     async with joined(app) as before:
         assert n_of(await before.ask(await before.open(), "reset")) == 0
         await before.cut()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while app.state.errata.sessions.table.live:  # noqa: ASYNC110 - it falls asleep, and nobody is told
                 await asyncio.sleep(0.01)
     async with joined(app) as again:  # with the same secrets: as one that never heard of its open

@@ -113,9 +113,9 @@ def alive() -> Counter[str]:
 
 
 async def at_rest(tasks: set[asyncio.Task[Any]]) -> Counter[str]:
-    """Return what is kept once all but ``tasks`` have ended, or had ten seconds."""
+    """Return what is kept once all but ``tasks`` have ended, or had a minute."""
     if others := asyncio.all_tasks() - tasks:
-        await asyncio.wait(others, timeout=10.0)
+        await asyncio.wait(others, timeout=60.0)
     return alive()
 
 

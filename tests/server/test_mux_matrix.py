@@ -71,7 +71,7 @@ class House:
             case "hibernation":
                 await self.trainer.cut()
                 sessions = self.app.state.errata.sessions
-                async with asyncio.timeout(10.0):
+                async with asyncio.timeout(60.0):
                     while sessions.table.live:  # noqa: ASYNC110 - nobody announces that a session fell asleep
                         await asyncio.sleep(0.005)
         self.trainer._app = self.app
@@ -94,7 +94,7 @@ async def under_way(trainer: Trainer, point: str | int, ask: Callable[[], Any]) 
     await asyncio.sleep(0)  # it is sent now
     if point == "reply lost":
         answered = 0
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while answered < len(REPLIES):
                 said = json.loads((await trainer._peer.got.get())["text"])
                 answered += len(said) if isinstance(said, list) else 1
@@ -133,7 +133,7 @@ async def test_whatever_was_under_way_acts_once_and_is_answered(
 
         asked = await under_way(trainer, point, ask)
         await house.fail(failure)
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60.0):
             got = {kind: await future for kind, future in asked.items()}
 
         assert (got["step"].t, n_of(got["step"])) == (2, 7), "the step acted once"

@@ -273,12 +273,12 @@ async def test_a_caller_that_goes_away_does_not_take_the_push_with_it(monkeypatc
     monkeypatch.setattr(journal, "commit", slow)
     runtime.rewards.subscribe(lambda *_: told.set())
     post = asyncio.create_task(runtime.rewards.post("e", 1, 0.5, "v", "r", None))
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), 60)
     post.cancel()
     with pytest.raises(asyncio.CancelledError):
         await post
     gone.set()
-    await asyncio.wait_for(told.wait(), 10)
+    await asyncio.wait_for(told.wait(), 60)
     assert journal.last_seq("s") == 1
 
 

@@ -81,7 +81,7 @@ class _Compacting(MemoryJournal):
 
     def compact(self, *, stop: Callable[[], bool] = lambda: False) -> int:
         self.began.set()
-        assert self.goes_on.wait(10)
+        assert self.goes_on.wait(60)
         self.stopped.append(stop())
         return 0
 
@@ -92,7 +92,7 @@ async def test_compactions_hold_up_no_read_however_many_are_asked_for() -> None:
     compactions = [asyncio.ensure_future(runtime.store.compact()) for _ in range(READER_THREADS)]
     assert await asyncio.to_thread(journal.began.wait, 10)  # the others were asked for before this returns
     await runtime.store.commit(session())
-    async with asyncio.timeout(9):
+    async with asyncio.timeout(60):
         assert await runtime.store.session("s") == session()
     journal.goes_on.set()
     await asyncio.gather(*compactions)

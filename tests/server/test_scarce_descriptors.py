@@ -80,7 +80,7 @@ async def test_commits_wait_for_a_descriptor(tmp_path: Path, caplog: pytest.LogC
         waiting = [asyncio.ensure_future(journal.commit(delivery("e", 1)))]  # a new segment for each
         await until(lambda: journal.failing is not None)
         assert "Too many open files" in journal.failing and not waiting[0].done()
-    await asyncio.wait_for(waiting[0], 30)
+    await asyncio.wait_for(waiting[0], 60)
     assert journal.failing is None
     journal.close()
     again = IndexedJournal(tmp_path)

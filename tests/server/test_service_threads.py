@@ -78,7 +78,7 @@ def failing(times: int, then: threading.Event, error: BaseException) -> Callable
     def run() -> None:
         if left:
             raise left.pop()
-        then.wait(30)
+        then.wait(60)
 
     return run
 
@@ -89,7 +89,7 @@ def test_a_failed_thread_is_logged_runs_again_and_is_shown_for_a_while(
 ) -> None:
     done, failed = threading.Event(), queue.SimpleQueue[BaseException]()
     thread = ServiceThread("errata-test", failing(2, done, error), failed=failed.put)
-    assert [failed.get(timeout=30) for _ in range(2)] == [error, error]
+    assert [failed.get(timeout=60) for _ in range(2)] == [error, error]
     assert type(error).__name__ in str(thread.trouble) and "errata-test" in str(thread.trouble)
     critical = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert len(critical) == 2
@@ -98,14 +98,14 @@ def test_a_failed_thread_is_logged_runs_again_and_is_shown_for_a_while(
     while thread.trouble is not None:  # it has run again by now, or does soon
         threading.Event().wait(0.01)
     done.set()
-    thread.join(30)
+    thread.join(60)
     assert thread.trouble is None
 
 
 def test_a_thread_that_may_not_run_again_stays_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_threads, "STEADY_S", 0.0)
     thread = ServiceThread("errata-test", failing(1, threading.Event(), ValueError("x")), restarts=False)
-    thread.join(30)
+    thread.join(60)
     assert "restart the server" in str(thread.trouble)
 
 
@@ -122,7 +122,7 @@ def test_a_failing_answer_does_not_end_the_thread(caplog: pytest.LogCaptureFixtu
             raise error
         again.set()
 
-    ServiceThread("errata-test", run, failed=answer).join(30)
+    ServiceThread("errata-test", run, failed=answer).join(60)
     assert again.is_set()
     assert "cannot fail the calls that wait" in caplog.text
 
@@ -147,11 +147,11 @@ async def test_a_writer_that_fails_refuses_what_it_had_in_hand_and_writes_what_f
 
     writer.written = broken
     writer.submit([], lambda _, error: settled.put_nowait(error), loop)
-    refused = await asyncio.wait_for(settled.get(), 30)
+    refused = await asyncio.wait_for(settled.get(), 60)
     assert "the journal's writer failed" in str(refused)
     assert any("errata-journal failed" in reason for reason in runtime.readiness.reasons())
     writer.submit([], lambda _, error: settled.put_nowait(error), loop)
-    assert await asyncio.wait_for(settled.get(), 30) is None
+    assert await asyncio.wait_for(settled.get(), 60) is None
     await asyncio.to_thread(writer.close)
     await runtime.close()
 
@@ -163,7 +163,7 @@ async def test_an_environments_thread_that_fails_outside_of_a_call_is_given_up(m
     monkeypatch.setattr(type(threads.abandoned_calls), "returned", lambda *_: None)
     worker = place._worker  # type: ignore[attr-defined]
     worker._inbox.put(object())  # no call: its thread fails on it
-    worker._thread.join(30)
+    worker._thread.join(60)
     assert place.gone
     with pytest.raises(ThreadGone):
         await place.run(lambda: 2, 30)

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -16,14 +15,13 @@ from errata_server.simulation import Crashed, SimulatedLoop, SimulationError, ru
 
 @simulated
 async def test_waits_take_no_real_time_and_the_clock_says_they_did() -> None:
-    started, loop = time.monotonic(), asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
     fired: list[float] = []
     loop.call_later(600, lambda: fired.append(loop.time()))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(900):
             await asyncio.sleep(100_000)
-    assert fired == [600] and loop.time() == 900
-    assert time.monotonic() - started < 60
+    assert fired == [600] and loop.time() == 900  # in real time it would exceed pytest's limit
 
 
 @simulated

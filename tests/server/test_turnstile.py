@@ -34,7 +34,7 @@ async def test_a_cancelled_wait_does_not_block_those_behind() -> None:
         await asyncio.sleep(0)
         waits[0].cancel()
         waits[1].cancel()
-    await asyncio.wait_for(waits[2], 5)
+    await asyncio.wait_for(waits[2], 60)
     assert waits[0].cancelled() and waits[1].cancelled() and turn.busy
     await turn.__aexit__(None, None, None)
     assert not turn.busy
@@ -50,7 +50,7 @@ async def test_a_turn_that_comes_while_the_wait_is_cancelled_is_passed_on() -> N
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    await asyncio.wait_for(second, 5)
+    await asyncio.wait_for(second, 60)
     await turn.__aexit__(None, None, None)
     assert not turn.busy
 
@@ -71,7 +71,7 @@ def test_loops_of_several_threads_share_it() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert total == 400 and not turn.busy
 
 

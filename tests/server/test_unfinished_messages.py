@@ -63,11 +63,11 @@ class Client:
         )
         if early is not None:
             reached, data, gate = early
-            await asyncio.wait_for(reached.wait(), 30)
+            await asyncio.wait_for(reached.wait(), 60)
             writer.write(data)
             await asyncio.sleep(0.05)
             gate.set()
-        assert b" 101 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        assert b" 101 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
         return cls(reader, writer)
 
     async def send(self, data: bytes, *, opcode: int = 1, fin: bool = True, announced: int | None = None) -> None:
@@ -76,13 +76,13 @@ class Client:
         await self.writer.drain()
 
     async def close_code(self) -> int:
-        told = await asyncio.wait_for(self.reader.read(), 30)
+        told = await asyncio.wait_for(self.reader.read(), 60)
         assert told[0] == 0x88, told
         return int.from_bytes(told[2:4])
 
     async def hear(self) -> Any:
         while True:
-            first, size = await asyncio.wait_for(self.reader.readexactly(2), 30)
+            first, size = await asyncio.wait_for(self.reader.readexactly(2), 60)
             if size == 126:
                 size = int.from_bytes(await self.reader.readexactly(2))
             elif size == 127:

@@ -79,16 +79,16 @@ async def address(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
 async def test_a_request_that_never_comes_is_hung_up_on(address: tuple[str, int], start: bytes) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(start)
-    assert await asyncio.wait_for(reader.read(), 30) == b""
+    assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()
 
 
 async def test_a_second_request_that_never_comes_is_hung_up_on(address: tuple[str, int]) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert (await asyncio.wait_for(reader.readuntil(b"}"), 30)).startswith(b"HTTP/1.1 200")
+    assert (await asyncio.wait_for(reader.readuntil(b"}"), 60)).startswith(b"HTTP/1.1 200")
     writer.write(b"GET /health HTTP/1.1\r\nX-")
-    assert await asyncio.wait_for(reader.read(), 30) == b""
+    assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()
 
 
@@ -117,7 +117,7 @@ async def _websocket(
         f"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{protocol}"
         f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
     )
-    assert b" 101 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    assert b" 101 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     return reader, writer
 
 
@@ -126,7 +126,7 @@ async def test_a_socket_outlives_the_time_for_its_headers(address: tuple[str, in
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(reader.read(1), 1.0)
     writer.write(STEP)
-    assert (await asyncio.wait_for(reader.read(1), 30)) == b"\x81"
+    assert (await asyncio.wait_for(reader.read(1), 60)) == b"\x81"
     writer.close()
 
 
@@ -151,7 +151,7 @@ def _read(q: int) -> bytes:
 async def _answered(reader: asyncio.StreamReader, reads: int) -> list[int]:
     answered: list[int] = []
     while len(answered) < reads:
-        head = await asyncio.wait_for(reader.readexactly(2), 30)
+        head = await asyncio.wait_for(reader.readexactly(2), 60)
         size = int.from_bytes(await reader.readexactly(2)) if head[1] == 126 else head[1]
         told = await reader.readexactly(size)
         if head[0] == 0x81:
@@ -174,7 +174,7 @@ async def test_messages_that_come_together_are_answered_each(address: tuple[str,
 async def test_text_that_is_no_utf8_closes_a_multiplexed_socket_too(address: tuple[str, int]) -> None:
     reader, writer = await _websocket(address, mux=True)
     writer.write(_read(1) + b"\x81\x81" + bytes(4) + b"\xff")
-    told = await asyncio.wait_for(reader.read(), 30)
+    told = await asyncio.wait_for(reader.read(), 60)
     assert (1007).to_bytes(2) in told
     writer.close()
 
@@ -313,7 +313,7 @@ async def test_a_refused_handshake_leaves_nothing_either(door: type[uvicorn_prot
                     "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                     f"Sec-WebSocket-Version: {version}\r\n\r\n".encode()
                 )
-                assert b" 4" in await asyncio.wait_for(reader.read(), 30)
+                assert b" 4" in await asyncio.wait_for(reader.read(), 60)
                 writer.close()
             await until(lambda: alive() == before)
         finally:

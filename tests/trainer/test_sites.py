@@ -92,7 +92,7 @@ def test_a_turn_without_a_hint_leaves_its_place_to_a_later_one() -> None:
 
 
 def test_hints_are_written_side_by_side_where_the_hinter_can() -> None:
-    together = threading.Barrier(4, timeout=20.0)
+    together = threading.Barrier(4, timeout=60.0)
 
     class Slow(Hinter):
         concurrent = True

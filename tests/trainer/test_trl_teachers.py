@@ -181,7 +181,7 @@ def test_votes_that_are_late_train_a_later_batch_and_nobody_waits(
     with pool(server.url, *teachers) as asked:
         pairs = TeacherPairs(asked, tmp_path / "pairs.jsonl", wait_s=0.0)
         first = trained(tokenizer, server.url, tmp_path, pairs, script)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not all(batch.done for batch, _ in pairs._waiting) and time.monotonic() < end:
             time.sleep(0.05)
         again = trained(tokenizer, server.url, tmp_path, pairs, script)
@@ -285,7 +285,7 @@ def test_questions_in_flight_are_asked_again_after_a_resume(tokenizer: Any, tmp_
     hold = threading.Event()
 
     def slow(prompt: Prompt) -> Answer:
-        hold.wait(30)
+        hold.wait(60)
         return Answer(calls=(RED,))
 
     def source(*teachers: FakeTeacher, budget: Budget) -> TeacherPairs:

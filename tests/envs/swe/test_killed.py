@@ -68,7 +68,7 @@ async def test_a_submission_is_answered_once_with_its_verdict(repaired: bool, la
         if repaired:
             assert (await client.apply_patch(instance().patch)).observation.error_kind is None
         submitting = asyncio.create_task(client.submit())
-        limit = time.monotonic() + 30.0
+        limit = time.monotonic() + 60.0
         while not runs_tests(server):
             assert time.monotonic() < limit and not submitting.done()
             await asyncio.sleep(0.01)

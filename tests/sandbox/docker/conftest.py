@@ -73,7 +73,7 @@ class RunningBroker:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 def start_broker(engine: str, directory: Path, *owners: str, options: tuple[str, ...] = ()) -> RunningBroker:
@@ -131,7 +131,7 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
     """Waits until something holds, at most 30 s."""
 
     def wait(holds: Callable[[], bool]) -> None:
-        until = time.monotonic() + 30.0
+        until = time.monotonic() + 60.0
         while not holds():
             assert time.monotonic() < until, "it did not come to hold"
             time.sleep(0.05)

@@ -67,7 +67,6 @@ async def test_03_many_large_files_meet_the_quota(box: Sandbox) -> None:
     writer = "for i in $(seq 100); do dd if=/dev/zero of=/tmp/x$i bs=1M count=8 status=none; sleep 0.2; done"
     result = await box.run(writer, timeout_s=60.0)
     assert (result.limit_hit, result.exit_code) == ("disk", 137)
-    assert result.duration_s < 20.0
     assert (await box.run("rm /tmp/x*")).limit_hit is None
     at_once = await box.run("for i in 1 2 3 4 5 6 7 8; do head -c 10M /dev/zero > /tmp/x$i; done")
     assert at_once.limit_hit == "disk", "what is written between two counts is counted after the command"

@@ -153,7 +153,7 @@ def test_the_budget_goes_on_from_a_checkpoint() -> None:
 
 
 def test_calls_in_flight_are_within_the_budget_too() -> None:
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=60)
 
     def waits(messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> Completion:
         together.wait()
@@ -225,10 +225,10 @@ def test_closing_ends_completions_on_their_way() -> None:
     model = TeacherModel(ChatTeacher(endpoint, transport=httpx.MockTransport(hang)))
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(model, [{"role": "user", "content": "a"}], max_tokens=9)
-        assert begun.wait(20)
+        assert begun.wait(60)
         model.close()
         with pytest.raises(CancelledError):
-            asked.result(20)
+            asked.result(60)
 
 
 def test_the_budget_of_hints_is_divided_among_the_processes_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_teachers_read_the_exact_payloads_up_to_t_and_votes_are_late_rewards(ser
     asked = Ask(STUDENT, eid=eid, t=1, turns=TURNS)
     options: dict[str, Any] = {"episodes": Episodes(server.url), "min_agree": 1}
     with TeacherPool([teacher], PROMPTER, **options) as made:
-        (ballot,) = made.submit([asked]).result(20)
+        (ballot,) = made.submit([asked]).result(60)
     assert ballot.source == "agent_text"
     assert [message["content"] for message in teacher.asked[0].messages[1:]] == [
         "One of red, green, blue holds a word. Submit it. Not in der.",
@@ -75,7 +75,7 @@ def test_teachers_read_the_exact_payloads_up_to_t_and_votes_are_late_rewards(ser
 def test_a_vote_that_is_posted_again_is_the_same_reward(server: ServerProcess, eid: str) -> None:
     for _ in range(2):
         with pool(server.url, RED, RED) as made:
-            made.submit([Ask(STUDENT, eid=eid, t=t, turns=TURNS[:t]) for t in (0, 1)]).result(20)
+            made.submit([Ask(STUDENT, eid=eid, t=t, turns=TURNS[:t]) for t in (0, 1)]).result(60)
         assert made.metrics()["teachers/posted"] == 2
     assert [reward.t for reward in rewards(server, eid)] == [0, 1]
 
@@ -85,7 +85,7 @@ def test_votes_that_cannot_be_posted_are_counted_and_still_votes(
 ) -> None:
     transcript = ({"role": "user", "content": "look"},)
     with pool(server.url, RED, RED) as made, caplog.at_level(logging.WARNING):
-        (ballot,) = made.submit([Ask(STUDENT, eid="unknown", t=1, transcript=transcript)]).result(20)
+        (ballot,) = made.submit([Ask(STUDENT, eid="unknown", t=1, transcript=transcript)]).result(60)
     assert (ballot.source, len(ballot.vote.pairs)) == ("transcript", 1)
     metrics = made.metrics()
     assert (metrics["teachers/not_posted"], metrics["teachers/states_not_read"]) == (1, 1)
@@ -95,20 +95,20 @@ def test_votes_that_cannot_be_posted_are_counted_and_still_votes(
 def test_a_server_that_is_gone_costs_no_pair() -> None:
     transcript = ({"role": "user", "content": "look"},)
     with pool("http://127.0.0.1:9", RED, RED) as made:
-        (ballot,) = made.submit([Ask(STUDENT, eid="e", t=1, transcript=transcript)]).result(20)
+        (ballot,) = made.submit([Ask(STUDENT, eid="e", t=1, transcript=transcript)]).result(60)
     assert len(ballot.vote.pairs) == 1
 
 
 def test_another_version_of_agent_text_is_not_what_the_student_saw(server: ServerProcess, eid: str) -> None:
     other = Prompter(SPEC.tools, SPEC.agent_text, "another")
     with TeacherPool([FakeTeacher(RED)], other, episodes=Episodes(server.url), min_agree=1) as made:
-        (ballot,) = made.submit([Ask(STUDENT, eid=eid, t=1)]).result(20)
+        (ballot,) = made.submit([Ask(STUDENT, eid=eid, t=1)]).result(60)
     assert ballot.vote.reason == "no_state"
 
 
 def test_nothing_is_posted_where_it_is_not_wanted(server: ServerProcess, eid: str) -> None:
     with pool(server.url, RED, RED, post=False) as made:
-        made.submit([Ask(STUDENT, eid=eid, t=1, turns=TURNS)]).result(20)
+        made.submit([Ask(STUDENT, eid=eid, t=1, turns=TURNS)]).result(60)
     assert rewards(server, eid) == []
 
 

@@ -76,7 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
         yield f"http://127.0.0.1:{port}/v1", model
     finally:
         server.kill()
-        server.wait(10)
+        server.wait(60)
 
 
 def _healthy(port: int) -> bool:
@@ -110,7 +110,7 @@ def test_a_served_models_tool_calls_are_votes_and_a_second_run_costs_nothing(
     assert 4 * 50 < spent < 4 * 2000, "what the server counted, not what was reserved"
     elsewhere = teachers(("http://127.0.0.1:9/v1", served[1]), "a", "b")
     with TeacherPool(elsewhere, PROMPTER, budget=Budget(tokens=0), cache=AnswerCache(tmp_path)) as again:
-        assert [len(ballot.vote.pairs) for ballot in again.submit(asks).result(20)] == [1, 1]
+        assert [len(ballot.vote.pairs) for ballot in again.submit(asks).result(60)] == [1, 1]
 
 
 def test_an_answer_that_is_cut_off_and_a_model_that_is_not_there_are_missing_votes(served: tuple[str, str]) -> None:

@@ -164,7 +164,7 @@ def test_bash_does_the_same(pieces: list[str]) -> None:
     environment = {"PATH": "/usr/bin:/bin", "x": "p  q", "HOME": "/h"}
 
     def run(*options: str) -> tuple[int, bytes]:
-        ended = subprocess.run(["bash", *options], env=environment, cwd="/", capture_output=True, timeout=10)
+        ended = subprocess.run(["bash", *options], env=environment, cwd="/", capture_output=True, timeout=60)
         return ended.returncode, ended.stdout
 
     assume(run("-nc", command)[0] == 0)

@@ -1,0 +1,82 @@
+"""What a call costs, in numbers that do not depend on the machine or on what else runs there."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+
+class TooMuchWork(BaseException):
+    """The call was stopped past the calls it may make; of a kind that code under test does not catch."""
+
+
+def calls_of(function: Callable[[], object], at_most: int | None = None) -> int:
+    """Run ``function`` and return how often it calls Python's functions and C's, and returns from them.
+
+    The number is the same on every machine. What one call of a C function costs, a search of a regular expression, say,
+    is not in it: `Costs` is for that.
+
+    Args:
+        function: What to count.
+        at_most: Calls after which it is stopped.
+
+    Raises:
+        TooMuchWork: It was stopped.
+    """
+    calls = 0
+    limit = sys.maxsize if at_most is None else at_most
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > limit:
+            raise TooMuchWork(f"more than {limit} calls")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+class Costs:
+    """Processor time in multiples of what something harmless costs, for work inside C functions, which nobody counts.
+
+    A busy machine makes both slower. Whoever exceeds a bound is measured again, in turns with the harmless one, so that
+    a multiple is too large only if the work is.
+
+    Args:
+        harmless: What is known to cost little.
+    """
+
+    _TRIES = 5
+
+    def __init__(self, harmless: Callable[[], object]) -> None:
+        self._harmless = harmless
+        self._known_s: float | None = None
+
+    def exceed(self, function: Callable[[], object], times: float) -> bool:
+        """Return whether ``function`` always costs more than ``times`` the harmless one."""
+        if self._known_s is None:
+            self._known_s = _processor_s(self._harmless)
+        if _processor_s(function) <= times * self._known_s:
+            return False
+        return all(_processor_s(function) > times * _processor_s(self._harmless) for _ in range(self._TRIES))
+
+
+def _processor_s(function: Callable[[], object]) -> float:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()  # one collection of all that a long test run holds takes longer than the call
+    try:
+        began = time.thread_time()
+        function()
+        return time.thread_time() - began
+    finally:
+        if enabled:
+            gc.enable()
