@@ -13,17 +13,18 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from errata_client import ErrataClient, Ticket
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable
 from errata_protocol.payload import digest
-from errata_server.cli import commands
 from errata_server.process import ServerProcess
+from errata_server.serve.server import Bind, build
+from errata_server.settings import Settings
 from errata_server.simulation import SimulatedMachine
 
 from .booted import Booted, boot
 from .environments import CountEnvironment
+from .local_server import LocalServer
 
 COUNT = "tests.server.environments:CountEnvironment"
 TARGETS = (
@@ -50,7 +51,7 @@ class Restarts:
     def __init__(self) -> None:
         self.url = ""
         self.status: int | None = None
-        self.log = ""
+        self.log = self.quiet_log = ""
         self.eids: dict[Which, str] = {}
         self.sids: dict[Which, str] = {}
         self.tickets: dict[Which, Ticket] = {}
@@ -133,6 +134,7 @@ def restarts(data_dir: Path) -> Iterator[Restarts]:
         asyncio.run(told.begin(server))
     with ServerProcess(TARGETS[0], data_dir, *TARGETS[1:], env=seed) as server:
         asyncio.run(told.go_on(server))
+        told.quiet_log = "".join(server.log)
     with ServerProcess(TARGETS[0], data_dir, *TARGETS[1:], env=seed) as server:
         told.url = server.url
         yield told
@@ -178,19 +180,23 @@ def test_sigterm_ends_with_status_0(restarts: Restarts) -> None:
 
 
 def test_no_log_line_holds_an_id(restarts: Restarts) -> None:
-    assert "Application startup complete" in restarts.log
+    assert "uvicorn.error: Application startup complete" in restarts.log, "these are the lines for debugging"
     for id in (*restarts.eids.values(), *restarts.sids.values(), restarts.plain_eid, restarts.tools_sid):
         assert id not in restarts.log
 
 
+def test_the_web_servers_own_start_is_for_debugging(restarts: Restarts) -> None:
+    assert "Application startup complete" not in restarts.quiet_log
+
+
 def test_a_second_server_on_the_same_data_directory_is_refused(restarts: Restarts, data_dir: Path) -> None:
-    answer = CliRunner().invoke(commands.cli, ["serve", COUNT, "--port", "0", "--data-dir", str(data_dir)])
-    assert isinstance(answer.exception, JournalUnavailable) and "in use by process" in str(answer.exception)
+    with pytest.raises(JournalUnavailable, match="in use by process"):
+        LocalServer(COUNT, data_dir)
 
 
 def test_a_public_bind_without_a_token_is_refused(tmp_path: Path) -> None:
-    answer = CliRunner().invoke(commands.cli, ["serve", COUNT, "--host", "0.0.0.0", "--data-dir", str(tmp_path)])
-    assert isinstance(answer.exception, InvalidRequest) and "set ERRATA_TOKEN" in str(answer.exception)
+    with pytest.raises(InvalidRequest, match="set ERRATA_TOKEN"):
+        build([COUNT], Settings(data_dir=tmp_path), bind=Bind("0.0.0.0"), mode=None)
 
 
 def test_every_state_of_a_long_episode_is_the_same_live_closed_and_after_a_crash(tmp_path: Path) -> None:
