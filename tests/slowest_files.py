@@ -20,17 +20,14 @@ SLOWEST = {
     "tests/envs/test_task_checks.py": "`errata tasks check` plays and grades tasks in real sandboxes",
     "tests/envs/swe/test_prepare_environment.py": "builds environments with pip inside a sandbox",
     "tests/protocol/test_detect_shell.py": "600 random scripts, and inputs long enough to show that work is linear",
-    "tests/server/test_reexecute.py": "two server processes for each test, before and after a restart",
     "tests/envs/test_verifier_tools.py": "grades in real sandboxes, with test frameworks of several kinds",
     "tests/trainer/test_trl_ddp.py": "four processes import torch and TRL; three runs on two ranks and alone",
     "tests/trainer/test_fsdp.py": "four processes import torch; four runs on two ranks and alone",
     "tests/conformance/test_kit.py": "the whole kit against real servers",
     "tests/sandbox/test_hostile.py": "hostile commands in real sandboxes, each until its limit ends it",
-    "tests/server/test_mux_simulation.py": "500 schedules of the whole server, and seven controls of 60 each",
+    "tests/server/test_mux_simulation.py": "500 schedules of the whole server, most with an index, and seven controls",
     "tests/trainer/test_trl_teachers.py": "most of its tests train with TRL for a step, with teachers",
     "tests/trainer/test_projects.py": "trains a tiny policy, and plays generated tasks in the real terminal",
-    "tests/server/test_salvage.py": "62 damaged journals, each written, salvaged and read as a whole",
-    "tests/server/test_restart.py": "two server processes for each test, before and after a restart",
 }
 """Files that cost most CPU in a run of ``make test`` (102 s down to about 30 s), each with the reason.
 

@@ -9,6 +9,8 @@ import asyncio
 import json
 import random
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
@@ -32,6 +34,9 @@ from .environments import CountAction, CountObservation
 CLIENTS = 5
 PLACES = 3
 """Fewer environments than clients: sessions are hibernated for each other."""
+
+INDEXED = 0.9
+"""How many schedules run the journal that users run; the others run `LogJournal`, the fake that ships."""
 
 
 class LogEnvironment(Environment[CountAction, CountObservation, State]):
@@ -214,7 +219,7 @@ async def _opened(machine: SimulatedMachine) -> Runtime:
         except JournalUnavailable as error:
             if not isinstance(error.__cause__, OSError):
                 raise
-            machine.note(f"not started: {error}")  # the disk failed meanwhile: the operator tries again
+            machine.note(f"not started: {error.__cause__}")  # the disk failed meanwhile: the operator tries again
             await asyncio.sleep(1.0)
 
 
@@ -224,9 +229,15 @@ def simulate(seed: int, *, honours_sync: bool = True) -> SimulatedMachine:
     Raises:
         AssertionError: An acknowledged delivery was lost, changed or acted twice.
     """
+    with tempfile.TemporaryDirectory(prefix="errata-simulated-") as directory:
+        indexed = random.Random(f"{seed}/index").random() < INDEXED
+        return _simulate(seed, honours_sync, Path(directory) if indexed else None)
+
+
+def _simulate(seed: int, honours_sync: bool, index: Path | None) -> SimulatedMachine:
     chance = random.Random(f"{seed}/plan")
     faults = DiskFaults(honours_sync=honours_sync, sync_s=(0.0, chance.choice([0.0, 0.02, 1.0])))
-    machine = SimulatedMachine(seed, faults=faults, power_loss=chance.random() < 0.7)
+    machine = SimulatedMachine(seed, faults=faults, power_loss=chance.random() < 0.7, index=index)
     clients = [Client(f"c{n}", machine.chance(f"client {n}")) for n in range(CLIENTS)]
 
     async def serve(machine: SimulatedMachine) -> None:

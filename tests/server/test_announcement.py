@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from errata_protocol.environment import Recovery
 from errata_server.environments.recovery_class import recovery_of
 from errata_server.process import ServerProcess
+from errata_server.serve.server import Bind, build
+from errata_server.settings import Settings
 
 from .environments import CountEnvironment
 from .repeatable import DiceEnvironment, UndeclaredEnvironment
@@ -45,11 +48,15 @@ def test_each_environment_says_what_becomes_of_its_sessions_and_the_snippet_runs
         assert ran.returncode == 0 and "text" in ran.stdout, ran.stderr
 
 
-def test_one_that_is_declared_deterministic_says_so(tmp_path: Path) -> None:
-    with ServerProcess(UNDECLARED, tmp_path, "--deterministic", "--web") as server:
-        text = said(server)
+def test_one_that_is_declared_deterministic_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "false")  # the page itself is not asked for, its libraries take seconds
+    settings = Settings(data_dir=tmp_path)
+    served = build([UNDECLARED], settings, bind=Bind(), mode=None, deterministic=True)
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
+    text = "\n".join(served.announcement("http://here"))
     assert "UndeclaredEnvironment: recovery reexecute: its sessions survive a restart by running their requests" in text
-    assert f"web interface at {server.url}/web" in text
+    assert "web interface at http://here/web" in text
+    asyncio.run(served.runtime.close())
 
 
 def undeclared() -> UndeclaredEnvironment:

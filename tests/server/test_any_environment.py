@@ -10,7 +10,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,17 +35,15 @@ from errata_server.targets.load import Stated, load, load_all
 
 from ..environments.ledger import LedgerAction, LedgerEnvironment, LedgerObservation
 from ..openenv_source import ENVIRONMENTS, needs_openenv_source
+from .local_server import LocalServer
 
 HERE = "tests.environments"
 GREETING = Path(__file__).parents[1] / "environments" / "greeting_env"
-SILENT = ("--action", f"{HERE}.asynchronous:EchoAction", "--observation", f"{HERE}.asynchronous:EchoObservation")
+STATED = ("--action", f"{HERE}.asynchronous:EchoAction", "--observation", f"{HERE}.asynchronous:EchoObservation")
 
 
-@contextmanager
-def serving(target: str, tmp_path: Path, *options: str) -> Iterator[ServerProcess]:
-    with ServerProcess(target, tmp_path / "data", *options) as server:
-        yield server
-        assert server.stop() == 0
+def serving(target: str, tmp_path: Path, **more: Any) -> LocalServer:
+    return LocalServer(target, tmp_path / "data", **more)
 
 
 async def drive(url: str, action: dict[str, Any], steps: int = 2) -> list[dict[str, Any]]:
@@ -86,6 +83,7 @@ async def what_is_kept(url: str, observations: list[dict[str, Any]], environment
         (str(GREETING), "greeting_env", {"name": "Ada"}, {"greeting": "hello, Ada"}),
     ],
 )
+@pytest.mark.usefixtures("forgotten")
 async def test_a_foreign_environment_is_served_to_upstreams_own_client(
     target: str, name: str, action: dict[str, Any], last: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -179,7 +177,7 @@ def test_more_sessions_than_a_class_takes_are_refused(target: str) -> None:
 
 def test_errata_serve_refuses_more_sessions_than_a_class_takes_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=r"^errata: .*--max-sessions 8 [^\n]*$"):
-        ServerProcess(f"{HERE}.untyped:SilentEnvironment", tmp_path, *SILENT, "--max-sessions", "8")
+        ServerProcess(f"{HERE}.untyped:SilentEnvironment", tmp_path, *STATED, "--max-sessions", "8")
 
 
 def test_an_application_of_ours_keeps_its_own_limit() -> None:
@@ -192,13 +190,14 @@ def test_an_application_of_ours_keeps_its_own_limit() -> None:
 
 
 async def test_classes_that_no_hint_names_are_given_on_the_command_line(tmp_path: Path) -> None:
-    with serving(f"{HERE}.untyped:SilentEnvironment", tmp_path, *SILENT) as server:
+    with ServerProcess(f"{HERE}.untyped:SilentEnvironment", tmp_path, *STATED) as server:
         async with GenericEnvClient(base_url=server.url) as client:
             await client.reset()
             assert (await client.step({"text": "said"})).observation["text"] == "said"
 
 
 @needs_openenv_source
+@pytest.mark.usefixtures("forgotten")
 async def test_upstreams_echo_env_is_served_as_it_is(tmp_path: Path) -> None:
     with serving(str(ENVIRONMENTS / "echo_env"), tmp_path) as server:
         async with MCPToolClient(base_url=server.url) as client:
@@ -369,13 +368,6 @@ def test_a_class_given_for_an_environment_that_says_its_own_is_checked() -> None
         load(f"{HERE}.ledger:LedgerEnvironment", stated=Stated(action=f"{HERE}.ledger:LedgerObservation"))
     with pytest.raises(InvalidRequest, match="is an application with its own"):
         load(f"{HERE}.applications:make", stated=Stated(action=f"{HERE}.ledger:LedgerAction"))
-
-
-def test_the_command_says_what_is_wrong_with_a_target_and_nothing_else(tmp_path: Path) -> None:
-    with pytest.raises(ServiceError) as caught:
-        ServerProcess(f"{HERE}.broken:app", tmp_path / "data")
-    assert "a_package_nobody_has" in str(caught.value)
-    assert "Traceback" not in str(caught.value)
 
 
 def test_a_module_that_answers_every_name_has_no_directories(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from errata_server.cli import commands
 from errata_server.cli.source import Source
 from errata_server.episodes.bundles import bundle
 from errata_server.journal import MemoryJournal, ReadOnlyJournal
-from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
 from errata_server.serve.bundle_server import Archive, archive_app
 from errata_server.settings import Settings
@@ -44,6 +43,7 @@ from errata_server.settings import Settings
 from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation
 from .journal_rows import delivery, episode, session
+from .local_server import LocalServer
 
 COUNT = "tests.server.environments:CountEnvironment"
 
@@ -129,7 +129,7 @@ def test_a_bundle_through_a_proxy_that_compresses_is_written_plain() -> None:
 
 
 def test_a_bundle_over_http_is_the_same_and_several_episodes_share_one(tmp_path: Path) -> None:
-    with ServerProcess(COUNT, tmp_path / "data") as server:
+    with LocalServer(COUNT, tmp_path / "data") as server:
         eids = []
         for _ in range(2):
             with ErrataClient(server.url).sync() as client:
@@ -304,7 +304,7 @@ async def test_an_episode_that_began_with_a_tools_call_has_no_t_0() -> None:
 @pytest.mark.parametrize("mux", [True, False])
 def test_an_episode_that_began_with_a_step_verifies_and_is_exported(tmp_path: Path, mux: bool) -> None:
     data, file = tmp_path / "data", tmp_path / "b.jsonl"
-    with ServerProcess(COUNT, data) as server, ErrataClient(server.url, mux=mux).sync() as client:
+    with LocalServer(COUNT, data) as server, ErrataClient(server.url, mux=mux).sync() as client:
         client.step({"n": 2})
         client.step({"n": 3})
         eid = str(client.eid)

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from errata_client import ErrataClient
 from errata_protocol.errors import Conflict, InvalidRequest, StateOutOfRange
 from errata_server.cli import commands
-from errata_server.process import ServerProcess
+
+from .local_server import LocalServer
 
 COUNT = "tests.server.environments:CountEnvironment"
 
@@ -26,7 +27,7 @@ def run(*arguments: str) -> Any:
 
 def test_rewards_are_added_and_listed_with_and_without_a_running_server(tmp_path: Path) -> None:
     where = ("--data-dir", str(tmp_path))
-    with ServerProcess(COUNT, tmp_path) as server:
+    with LocalServer(COUNT, tmp_path) as server:
         with ErrataClient(server.url).sync() as client:
             client.reset()
             client.step({"n": 1})

@@ -13,6 +13,9 @@ import pytest
 from errata_client import ErrataClient
 from errata_protocol.errors import ErrataError
 from errata_server.process import ServerProcess
+from errata_server.settings import Settings
+
+from .local_server import LocalServer
 
 COUNT = "tests.server.environments:CountEnvironment"
 
@@ -52,10 +55,10 @@ async def until_frozen(step: Callable[[], Any]) -> tuple[asyncio.Task[Any], int]
     raise AssertionError("replies although nothing can be made durable")
 
 
-@pytest.mark.parametrize("floor", ["0", "1000000"], ids=["after the step ran", "before the step runs"])
-async def test_a_session_freezes_on_a_full_disk_and_goes_on_when_space_returns(small_disk: Path, floor: str) -> None:
-    env = {"ERRATA_DISK_FLOOR_BYTES": floor}
-    with ServerProcess(COUNT, small_disk, env=env) as server, ErrataClient(server.url).sync() as held:
+@pytest.mark.parametrize("floor", [0, 1_000_000], ids=["after the step ran", "before the step runs"])
+async def test_a_session_freezes_on_a_full_disk_and_goes_on_when_space_returns(small_disk: Path, floor: int) -> None:
+    settings = Settings(disk_floor_bytes=floor)
+    with LocalServer(COUNT, small_disk, settings) as server, ErrataClient(server.url).sync() as held:
         held.reset()
         held.step({"n": 1})
         hog = fill(small_disk)
@@ -80,8 +83,7 @@ async def test_a_sandboxed_session_freezes_too_and_the_agent_reads_nothing_of_it
 
 
 async def test_a_disk_that_stays_full_is_an_exception_with_a_code_and_nothing_ran(small_disk: Path) -> None:
-    env = {"ERRATA_JOURNAL_WAIT_S": "0.5"}
-    with ServerProcess(COUNT, small_disk, env=env) as server:
+    with LocalServer(COUNT, small_disk, Settings(journal_wait_s=0.5)) as server:
         async with ErrataClient(server.url, message_timeout_s=9.0) as client:
             await client.reset()
             await client.step({"n": 1})

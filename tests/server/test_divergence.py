@@ -6,9 +6,12 @@ not cost a session. What the journal holds stays what was sent.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from errata_server.process import ServerProcess
 from errata_server.runtime.hash_seed import HashSeeds, chosen
 
 from .conftest import connect
+from .local_server import LocalServer
 from .repeatable import (
     DiceEnvironment,
     DoneLiarEnvironment,
@@ -111,45 +115,83 @@ async def step(client: Any, n: int = 1) -> str:
     return str((await client.step({"n": n})).observation["text"])
 
 
-@pytest.mark.parametrize("target", [(ORDER,), (UNDECLARED_ORDER, "--deterministic")], ids=["by class", "by operator"])
-async def test_a_server_fixes_the_hash_seed_of_its_data_directory(target: tuple[str, ...], tmp_path: Path) -> None:
-    with ServerProcess(target[0], tmp_path, *target[1:], env=NO_SEED) as server:
+async def test_a_server_fixes_the_hash_seed_of_its_data_directory(tmp_path: Path) -> None:
+    with ServerProcess(ORDER, tmp_path, env=NO_SEED) as server:
         client = ErrataClient[Any, Any, Any](server.url, durable=True)
         await client.reset(seed=1)
         first = await step(client)
         sid = client.session_id
         server.kill()
-    with ServerProcess(target[0], tmp_path, *target[1:], env=NO_SEED) as server:
+    with ServerProcess(ORDER, tmp_path, env=NO_SEED) as server:
         async with ErrataClient[Any, Any, Any](server.url, session_id=sid) as again:
             assert await step(again) == first
-        seed = (tmp_path / "hash_seed").read_text().strip()
-        environ = Path(f"/proc/{server.process.pid}/environ").read_bytes().split(b"\0")
-        assert f"PYTHONHASHSEED={seed}".encode() in environ
+        assert has_the_seed_of(tmp_path, server)
         assert len((tmp_path / "hash_seeds.jsonl").read_text().splitlines()) == 1
     assert (tmp_path / "hash_seed").stat().st_mode & 0o777 == 0o600
     await client.close()
 
 
-def test_the_operators_word_is_of_all_targets(tmp_path: Path) -> None:
+def test_the_operators_word_fixes_it_too_and_is_of_all_targets(tmp_path: Path) -> None:
     targets = (UNDECLARED_ORDER, "terminal", "--deterministic")
     with ServerProcess(targets[0], tmp_path, *targets[1:], env=NO_SEED | {"ERRATA_SANDBOX": "fake"}) as server:
         told = httpx.get(f"{server.url}/capabilities").json()["environments"]
         assert len(told) == 2 and all("fork" in one["extensions"] for one in told.values()), told
+        assert has_the_seed_of(tmp_path, server)
 
 
-@pytest.mark.parametrize(("first", "advice"), [("11", "serve with PYTHONHASHSEED=11"), (None, "keeps one from now on")])
-async def test_a_session_of_another_hash_seed_is_lost_and_the_message_says_which(
-    first: str | None, advice: str, tmp_path: Path
-) -> None:
-    with ServerProcess(ORDER, tmp_path, env={"PYTHONHASHSEED": "11"}) as server:
-        client = ErrataClient[Any, Any, Any](server.url, durable=True)
-        await client.reset(seed=1)
-        sid = client.session_id
+def has_the_seed_of(data_dir: Path, server: ServerProcess) -> bool:
+    seed = (data_dir / "hash_seed").read_text().strip()
+    environ = Path(f"/proc/{server.process.pid}/environ").read_bytes().split(b"\0")
+    return f"PYTHONHASHSEED={seed}".encode() in environ
+
+
+@dataclass
+class Elsewhere:
+    """What a server under another hash seed than this process left when it was killed, and what it had told."""
+
+    data_dir: Path
+    seed: str
+    sids: dict[str, str]
+    seen: str
+    eid: str
+    sent: bytes
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
+    data_dir = tmp_path_factory.mktemp("data")
+    seed = "11" if os.environ.get("PYTHONHASHSEED") != "11" else "12"
+
+    async def play(server: ServerProcess) -> Elsewhere:
+        clients, texts = [], []
+        for name in ("OrderEnvironment", "AddressEnvironment"):
+            client = ErrataClient[Any, Any, Any](f"{server.url}/{name}", durable=True)
+            await client.reset(seed=1)
+            texts.append(await step(client))
+            clients.append(client)
+        order, address = clients
+        sent = httpx.get(f"{server.url}/episodes/{address.eid}/states/1").content
+        sids = {ORDER: str(order.session_id), ADDRESS: str(address.session_id)}
         server.kill()
-    if first is None:  # as if an application under uvicorn had served it, whose seed nothing fixed
-        (tmp_path / "hash_seeds.jsonl").write_text(json.dumps({"since": 0.0, "seed": None, "order": 1}) + "\n")
-    with ServerProcess(ORDER, tmp_path, env={"PYTHONHASHSEED": "12"}) as server:
-        again = ErrataClient[Any, Any, Any](server.url, session_id=sid)
+        for client in clients:
+            await client.close()
+        return Elsewhere(data_dir, seed, sids, texts[1], str(address.eid), sent)
+
+    with ServerProcess(ORDER, data_dir, ADDRESS, env={"PYTHONHASHSEED": seed}) as server:
+        return asyncio.run(play(server))
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+async def test_a_session_of_another_hash_seed_is_lost_and_the_message_says_which(
+    seeded: bool, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    data_dir = shutil.copytree(elsewhere.data_dir, tmp_path / "data")
+    advice = f"serve with PYTHONHASHSEED={elsewhere.seed}"
+    if not seeded:  # as if an application under uvicorn had served it, whose seed nothing fixed
+        (data_dir / "hash_seeds.jsonl").write_text(json.dumps({"since": 0.0, "seed": None, "order": 1}) + "\n")
+        advice = "keeps one from now on"
+    with LocalServer(ORDER, data_dir) as server:
+        again = ErrataClient[Any, Any, Any](server.url, session_id=elsewhere.sids[ORDER])
         await again.connect()
         with pytest.raises(ErrataError, match="recorded under another hash seed") as caught:
             await again.step({"n": 1})
@@ -157,8 +199,7 @@ async def test_a_session_of_another_hash_seed_is_lost_and_the_message_says_which
         assert advice in message and "--volatile" not in message
         shown = re.search(r"\$\.observation\.text from character (\d+) on was (.*) and is (.*); it was", message)
         assert shown is not None and shown[2] != shown[3] and "name" in shown[2]
-    await client.close()
-    await again.close()
+        await again.close()
 
 
 def test_the_seed_of_a_data_directory_is_drawn_once(tmp_path: Path) -> None:
@@ -185,21 +226,13 @@ def test_which_process_had_which_seed_is_kept_and_a_damaged_note_costs_nothing(t
 # -- what is normalised ------------------------------------------------------------------------------------------------
 
 
-async def test_an_address_and_the_order_of_a_printed_set_cost_no_session(tmp_path: Path) -> None:
-    with ServerProcess(ADDRESS, tmp_path, env={"PYTHONHASHSEED": "11"}) as server:
-        client = ErrataClient[Any, Any, Any](server.url, durable=True)
-        await client.reset(seed=1)
-        seen = await step(client)
-        eid, sid = client.eid, client.session_id
-        sent = httpx.get(f"{server.url}/episodes/{eid}/states/1").content
-        server.kill()
-    with ServerProcess(ADDRESS, tmp_path, env={"PYTHONHASHSEED": "12"}) as server:
-        async with ErrataClient[Any, Any, Any](server.url, session_id=sid) as again:
+async def test_an_address_and_the_order_of_a_printed_set_cost_no_session(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    with LocalServer(ADDRESS, shutil.copytree(elsewhere.data_dir, tmp_path / "data")) as server:
+        async with ErrataClient[Any, Any, Any](server.url, session_id=elsewhere.sids[ADDRESS]) as again:
             now = await step(again)
             assert again.t == 2
-        assert now != seen
-        assert httpx.get(f"{server.url}/episodes/{eid}/states/1").content == sent
-    await client.close()
+        assert now != elsewhere.seen
+        assert httpx.get(f"{server.url}/episodes/{elsewhere.eid}/states/1").content == elsewhere.sent
 
 
 def test_a_difference_that_is_no_time_gets_no_advice_to_except_it() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -201,16 +199,13 @@ def test_an_empty_token_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_the_journal_is_its_owners_alone(tmp_path: Path) -> None:
     directory = tmp_path / "data"
-    with ServerProcess("tests.server.environments:CountEnvironment", directory) as server:
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, data_dir=directory)
+    with TestClient(app) as client, connect(client) as socket:
+        socket.ask("reset", {})
         assert directory.stat().st_mode & 0o77 == 0
         assert all(
             file.stat().st_mode & 0o77 == 0 for file in (directory / "journal", *(directory / "journal").iterdir())
         )
-        server.process.send_signal(signal.SIGTERM)
-        try:
-            server.process.wait(60)
-        except subprocess.TimeoutExpired as error:
-            raise AssertionError("".join(server.log)) from error
 
 
 class OwnSnapshots(PinnedEnvironment):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -13,11 +14,11 @@ import pytest
 
 from .simulated.__main__ import failure, shortest
 from .simulated.server import Server
-from .simulated.world import World
+from .simulated.world import World, drawn
 
 SEEDS = int(os.environ.get("ERRATA_SEEDS", "500"))
-BLOCKS = max(1, SEEDS // 100)
-"""`make test-schedules` runs 500 to 1,999 and `make simulate SEEDS=0..99999` more.
+BLOCKS = max(1, SEEDS // 50)
+"""`make test-schedules` runs those from 500 to 1,999 and `make simulate SEEDS=0..99999` any others.
 
 `python -m tests.server.simulated --trace SEED` shows one that failed.
 """
@@ -47,7 +48,11 @@ FOUND_WIDENED = {
     1080168: "a session that was found lost by a read stayed in memory where its client never came back",
     428555: "an open under its sid that was about to be refused was closed with its episode instead of the session",
 }
-"""Likewise, with the families that the seed draws: a change of the schedules asks for new ones."""
+"""Likewise, with the families that the seed drew: a change of the schedules asks for new ones.
+
+They were drawn when few schedules had an index; `WITH_INDEX` names those that did."""
+
+WITH_INDEX = {162, 282002, 284237, 675031, 772183}
 
 
 FOUND_INDEXED = {
@@ -57,8 +62,8 @@ FOUND_INDEXED = {
 """Likewise, with deletions and retention on the durable journal."""
 
 
-RARE = ("deleted by retention", "expired replies", "journals with an index")
-"""What a hundred schedules may do without."""
+RARE = ("deleted by retention", "expired replies")
+"""What fifty schedules may do without."""
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +91,9 @@ def test_what_is_rare_happens_where_it_is_asked_for() -> None:
         world, error = failure(seed, families=frozenset(["index", "retention", "deletion"]))
         assert error is None, f"seed {seed}: {error!r}"
         seen.update(world.seen())
-    assert all(seen[what] > 0 for what in RARE), f"something never happens: {seen}"
+        if all(seen[what] > 0 for what in RARE):
+            return
+    raise AssertionError(f"something never happens: {seen}")
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -97,7 +104,8 @@ def test_what_was_found_once_stays_mended(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", FOUND_WIDENED)
 def test_what_was_found_in_widened_schedules_stays_mended(seed: int) -> None:
-    error = failure(seed)[1]
+    families = drawn(seed) - {"index"} | ({"index"} if seed in WITH_INDEX else set())
+    error = failure(seed, families=families)[1]
     assert error is None, f"{FOUND_WIDENED[seed]}: {error}"
 
 
@@ -176,16 +184,18 @@ class Lenient(Server):
         runtime.rewards.commit = shifted
 
 
-def _caught(seeds: int, **fault: Any) -> int:
-    return sum(failure(seed, **fault)[1] is not None for seed in range(seeds))
+def _found_out(times: int, **fault: Any) -> bool:
+    """Return whether so many of the first 60 schedules fail; no more of them run than it takes."""
+    failures = (seed for seed in range(60) if failure(seed, **fault)[1] is not None)
+    return len(list(itertools.islice(failures, times))) == times
 
 
 def test_a_disk_that_lies_about_syncs_is_found_out() -> None:
-    assert _caught(60, honours_sync=False) >= 5
+    assert _found_out(5, honours_sync=False)
 
 
 def test_a_server_that_answers_before_it_commits_is_found_out() -> None:
-    assert _caught(60, server=Hasty) >= 10
+    assert _found_out(10, server=Hasty)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +209,7 @@ def test_a_server_that_answers_before_it_commits_is_found_out() -> None:
     ],
 )
 def test_a_server_that_breaks_what_was_added_is_found_out(server: type[Server], families: list[str]) -> None:
-    assert _caught(60, server=server, families=frozenset(families)) >= 5
+    assert _found_out(5, server=server, families=frozenset(families))
 
 
 def test_the_same_seed_is_the_same_trace_in_every_process() -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from errata_client import ErrataClient
 from errata_protocol.environment import Recovery
-from errata_protocol.errors import ErrataError
 from errata_server.app import create_fastapi_app
-from errata_server.process import ServerProcess
 from errata_server.settings import Settings
+from errata_server.simulation import SimulatedMachine
 
+from .booted import Booted, boot
 from .conftest import Socket, connect
 from .environments import CountAction, CountObservation
 from .repeatable import (
@@ -28,12 +27,6 @@ from .repeatable import (
     ToolEnvironment,
     UndeclaredEnvironment,
 )
-
-DICE = "tests.server.repeatable:DiceEnvironment"
-LIAR = "tests.server.repeatable:LiarEnvironment"
-STAMPED = "tests.server.repeatable:StampedEnvironment"
-TOOLS = "tests.server.repeatable:ToolEnvironment"
-UNDECLARED = "tests.server.repeatable:UndeclaredEnvironment"
 
 
 def served(env: Any, **more: Any) -> FastAPI:
@@ -66,110 +59,119 @@ def asleep(app: FastAPI) -> None:
 # -- after a crash -----------------------------------------------------------------------------------------------------
 
 
-async def test_killed_at_t_50_it_comes_back_at_t_50_and_the_next_step_is_right(tmp_path: Path) -> None:
-    with ServerProcess(DICE, tmp_path) as server:
-        twin = ErrataClient[Any, Any, Any](server.url, durable=True)
-        client = ErrataClient[Any, Any, Any](server.url, durable=True)
-        await client.reset(seed=7)
-        await twin.reset(seed=7)
-        assert (await client.capabilities()).recovery is Recovery.REEXECUTE
-        for n in range(1, 51):
-            await client.step({"n": n})
-            await twin.step({"n": n})
-            if n % 20 == 0:
-                for one in (client, twin):
-                    with pytest.raises(ErrataError, match="boom"):
-                        await one.step({"n": 500, "do": "raise"})
-        expected = await twin.step({"n": 1})
-        eid, sid = client.eid, client.session_id
-        before = httpx.get(f"{server.url}/episodes/{eid}").json()["turns"]
-        states = [httpx.get(f"{server.url}/episodes/{eid}/states/{t}").content for t in (0, 25, 50)]
-        server.kill()
-    with ServerProcess(DICE, tmp_path) as server:
-        async with ErrataClient[Any, Any, Any](server.url, session_id=sid) as again:
-            assert (again.eid, again.t) == (eid, 50)
-            assert (await again.step({"n": 1})).observation == expected.observation
-            assert again.t == 51
-            assert (await again.state())["step_count"] == 53
-        after = httpx.get(f"{server.url}/episodes/{eid}").json()["turns"]
-        assert after[:51] == before
-        assert states == [httpx.get(f"{server.url}/episodes/{eid}/states/{t}").content for t in (0, 25, 50)]
-    await client.close()
-    await twin.close()
+@pytest.fixture
+def machine(tmp_path: Path) -> SimulatedMachine:
+    return SimulatedMachine(7, power_loss=False, index=tmp_path)
 
 
-async def test_a_liar_is_lost_with_the_path_that_differs_and_stays_lost(tmp_path: Path) -> None:
-    with ServerProcess(LIAR, tmp_path) as server:
-        client = ErrataClient[Any, Any, Any](server.url, durable=True)
-        await client.reset()
-        for n in range(5):
-            await client.step({"n": n})
-        eid, sid = client.eid, client.session_id
-        server.kill()
-    with ServerProcess(LIAR, tmp_path) as server:
-        again = ErrataClient[Any, Any, Any](server.url, session_id=sid)
-        await again.connect()
-        with pytest.raises(ErrataError, match=r"t=3 of episode .*\$\.observation\.text.*noise") as caught:
-            await again.step({"n": 1})
-        assert caught.value.code == "SESSION_LOST"
-        assert caught.value.details["differs"] == {"eid": eid, "t": 3, "path": "$.observation.text"}
-        assert (caught.value.details["eid"], caught.value.details["t"]) == (eid, 5)
-        assert httpx.get(f"{server.url}/episodes/{eid}").json()["deliveries"] == 6
-        server.kill()
-    with ServerProcess(LIAR, tmp_path) as server:
-        with pytest.raises(ErrataError, match=r"\$\.observation\.text") as caught:
-            await ErrataClient[Any, Any, Any](server.url, session_id=sid).connect()
-        assert caught.value.code == "SESSION_LOST"
-    await client.close()
-    await again.close()
+def test_killed_at_t_50_it_comes_back_at_t_50_and_the_next_step_is_right(machine: SimulatedMachine) -> None:
+    sids: list[str] = []
+    before: list[Any] = []
+    expected: dict[str, Any] = {}
+
+    async def kept(server: Booted, eid: str) -> list[Any]:
+        turns = (await server.episode(eid))["turns"][:51]
+        return [turns, *[(await server.state(eid, t)).content for t in (0, 25, 50)]]
+
+    async def play(server: Booted) -> None:
+        sids.extend([await server.give_out(), await server.give_out()])
+        async with server.connect(sids[0]) as twin, server.connect(sids[1]) as socket:
+            assert (await socket.act("capabilities"))["data"]["recovery"] == Recovery.REEXECUTE.value
+            for one in (socket, twin):
+                await one.act("reset", seed=7)
+            for n in range(1, 51):
+                for one in (socket, twin):
+                    await one.act("step", n=n)
+                    if n % 20 == 0:
+                        assert "boom" in (await one.act("step", n=500, do="raise"))["data"]["message"]
+            expected.update(await twin.act("step", n=1))
+            eid = (await socket.act("capabilities"))["data"]["session"]["eid"]
+            before.extend(await kept(server, eid))
+            await server.kill()
+
+    async def go_on(server: Booted) -> None:
+        async with server.connect(sids[1]) as again:
+            eid = again.told["session"]["eid"]
+            assert again.told["session"]["t"] == 50
+            after = await again.act("step", n=1)
+            assert (after["t"], after["data"]["observation"]) == (51, expected["data"]["observation"])
+            assert (await again.act("state"))["data"]["step_count"] == 53
+        assert await kept(server, eid) == before
+
+    boot(machine, DiceEnvironment, play)
+    boot(machine, DiceEnvironment, go_on)
 
 
-async def test_what_is_not_declared_is_lost_even_if_it_would_repeat(tmp_path: Path) -> None:
-    with ServerProcess(UNDECLARED, tmp_path) as server:
-        client = ErrataClient[Any, Any, Any](server.url, durable=True)
-        await client.reset(seed=7)
-        await client.step({"n": 1})
-        eid, sid = client.eid, client.session_id
-        asked = {"t": 0, "request_id": "f"}
-        refused = httpx.post(f"{server.url}/episodes/{eid}/fork", json=asked)
+async def played(server: Booted, steps: int, **reset: Any) -> tuple[str, str]:
+    """Reset and step a new given-out session; return its sid and eid."""
+    sid = await server.give_out()
+    async with server.connect(sid) as socket:
+        eid = (await socket.act("reset", **reset))["eid"]
+        for n in range(steps):
+            await socket.act("step", n=n)
+    return sid, eid
+
+
+def test_a_liar_is_lost_with_the_path_that_differs_and_stays_lost(machine: SimulatedMachine) -> None:
+    session: list[str] = []
+
+    async def play(server: Booted) -> None:
+        session.extend(await played(server, 5))
+        await server.kill()
+
+    async def lose(server: Booted) -> None:
+        sid, eid = session
+        async with server.connect(sid) as socket:
+            lost = (await socket.act("step", n=1))["data"]
+        assert lost["code"] == "SESSION_LOST"
+        assert re.search(r"t=3 of episode .*\$\.observation\.text.*noise", lost["message"])
+        assert lost["differs"] == {"eid": eid, "t": 3, "path": "$.observation.text"}
+        assert (lost["eid"], lost["t"]) == (eid, 5)
+        assert (await server.episode(eid))["deliveries"] == 6
+        await server.kill()
+
+    async def still(server: Booted) -> None:
+        async with server.connect(session[0]) as socket:
+            lost = socket.told
+        assert lost["code"] == "SESSION_LOST" and "$.observation.text" in lost["message"]
+
+    for program in (play, lose, still):
+        boot(machine, LiarEnvironment, program)
+
+
+def test_what_is_not_declared_is_lost_even_if_it_would_repeat(machine: SimulatedMachine) -> None:
+    session: list[str] = []
+
+    async def play(server: Booted) -> None:
+        session.extend(await played(server, 1, seed=7))
+        refused = await server.fork(session[1], 0)
         assert (refused.status_code, refused.json()["code"]) == (501, "NOT_SUPPORTED")
-        server.kill()
-    with ServerProcess(UNDECLARED, tmp_path, "--deterministic") as server:  # too late for this session
-        with pytest.raises(ErrataError, match=rf"t=1 of episode {eid}") as caught:
-            await ErrataClient[Any, Any, Any](server.url, session_id=sid).connect()
-        assert caught.value.code == "SESSION_LOST"
-        assert (caught.value.details["eid"], caught.value.details["t"]) == (eid, 1)
-    await client.close()
+        await server.kill()
+
+    async def lose(server: Booted) -> None:
+        sid, eid = session
+        async with server.connect(sid) as socket:
+            lost = socket.told
+        assert lost["code"] == "SESSION_LOST" and f"t=1 of episode {eid}" in lost["message"]
+        assert (lost["eid"], lost["t"]) == (eid, 1)
+
+    boot(machine, UndeclaredEnvironment, play)
+    boot(machine, UndeclaredEnvironment, lose, deterministic=True)  # too late for this session
 
 
-async def test_the_operator_declares_it_and_names_what_may_differ(tmp_path: Path) -> None:
-    options = ("--deterministic", "--volatile", "stamp")
-    with ServerProcess(STAMPED, tmp_path, *options) as server:
-        client = ErrataClient[Any, Any, Any](server.url, durable=True)
-        await client.reset()
-        await client.step({"n": 2})
-        sid = client.session_id
-        server.kill()
-    with ServerProcess(STAMPED, tmp_path, *options) as server:
-        async with ErrataClient[Any, Any, Any](server.url, session_id=sid) as again:
-            assert (await again.step({"n": 1})).observation["n"] == 3
-    await client.close()
+def test_the_operator_declares_it_and_names_what_may_differ(machine: SimulatedMachine) -> None:
+    session: list[str] = []
 
+    async def play(server: Booted) -> None:
+        session.extend(await played(server, 3))
+        await server.kill()
 
-async def test_a_tools_call_in_the_middle_is_run_again(tmp_path: Path) -> None:
-    def call(n: int) -> dict[str, Any]:
-        params = {"name": "note", "arguments": {"n": n}, "session_id": sid}
-        asked = {"jsonrpc": "2.0", "id": n, "method": "tools/call", "params": params}
-        return dict(httpx.post(f"{server.url}/mcp", json=asked).json())
+    async def go_on(server: Booted) -> None:
+        async with server.connect(session[0]) as again:
+            assert (await again.act("step", n=1))["data"]["observation"]["n"] == 4
 
-    with ServerProcess(TOOLS, tmp_path) as server:
-        created = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
-        sid = httpx.post(f"{server.url}/mcp", json=created).json()["result"]["session_id"]
-        call(5)  # an episode that begins with a call has no t=0
-        assert "error" in call(-1) and call(6)["result"]["data"]["notes"] == [5, 6]
-        server.kill()
-    with ServerProcess(TOOLS, tmp_path) as server:
-        assert call(7)["result"]["data"]["notes"] == [5, 6, 7]
+    for program in (play, go_on):
+        boot(machine, StampedEnvironment, program, deterministic=True, volatile="stamp")
 
 
 # -- within one server -------------------------------------------------------------------------------------------------

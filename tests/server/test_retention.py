@@ -18,13 +18,13 @@ from errata_server.cli import commands
 from errata_server.episodes.retention import DAY_S, apply, plan
 from errata_server.episodes.rollouts import all_held
 from errata_server.journal import IndexedJournal, Journal, MemoryJournal
-from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 
 from .conftest import connect, simulated
 from .environments import CountAction, CountEnvironment, CountObservation
 from .journal_rows import delivery, episode, reward, session
+from .local_server import LocalServer
 from .rubric_environments import Board, Move, SavedGameEnvironment
 
 COUNT = "tests.server.environments:CountEnvironment"
@@ -167,7 +167,7 @@ def run(*arguments: str) -> Any:
 
 def test_the_command_says_what_would_go_and_deletes_with_and_without_a_server(tmp_path: Path) -> None:
     where = ("--data-dir", str(tmp_path))
-    with ServerProcess(COUNT, tmp_path) as server:
+    with LocalServer(COUNT, tmp_path) as server:
         eids = []
         for _ in range(3):
             with ErrataClient(server.url).sync() as client:

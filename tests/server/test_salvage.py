@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import random
@@ -16,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from errata_client import ErrataClient
-from errata_protocol.errors import ErrataError, JournalUnavailable, ServiceError
+from errata_protocol.errors import ErrataError, JournalUnavailable
 from errata_server.cli import commands
 from errata_server.journal import (
     DeliveryRow,
@@ -36,6 +38,7 @@ from errata_server.journal.segments import Segments
 from errata_server.process import ServerProcess
 
 from .journal_rows import delivery, episode, reward, session
+from .local_server import LocalServer
 
 pytestmark = pytest.mark.salvage
 
@@ -408,21 +411,24 @@ async def test_an_unknown_version_is_no_damage(tmp_path: Path) -> None:
 # -- a server on what is whole -----------------------------------------------------------------------------------------
 
 
-async def with_two_sessions(data_dir: Path) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Two given-out sessions after two steps each, whose server was killed: their sids and eids."""
+@pytest.fixture(scope="module")
+def two_sessions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, str], tuple[str, str]]:
+    """A copy of the data directory of a running server with two given-out sessions, as its kill would leave it.
+
+    Returns:
+        The copy, and the sid and eid of each session after two steps.
+    """
+    directory = tmp_path_factory.mktemp("two")
     found = []
-    with ServerProcess(COUNT, data_dir) as server:
-        clients = [ErrataClient[Any, Any, Any](server.url, durable=True) for _ in range(2)]
-        for client in clients:
-            await client.reset()
-            await client.step({"n": 3})
-            await client.step({"n": 4})
-            assert client.session_id is not None and client.eid is not None
-            found.append((client.session_id, client.eid))
-        server.kill()
-        for client in clients:
-            await client.close()
-    return found[0], found[1]
+    with LocalServer(COUNT, directory / "data") as server, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            client = stack.enter_context(ErrataClient[Any, Any, Any](server.url, durable=True).sync())
+            client.reset()
+            client.step({"n": 3})
+            client.step({"n": 4})
+            found.append((str(client.session_id), str(client.eid)))
+        shutil.copytree(directory / "data", directory / "copy")
+    return directory / "copy", found[0], found[1]
 
 
 def damage_delivery(journal: Path, eid: str, t: int) -> None:
@@ -435,28 +441,35 @@ def damage_delivery(journal: Path, eid: str, t: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["the option", "the variable", "the command"])
-async def test_a_server_starts_without_what_is_damaged_and_only_that_session_is_lost(tmp_path: Path, how: str) -> None:
-    (sid, eid), (other_sid, other_eid) = await with_two_sessions(tmp_path)
-    (tmp_path / "journal" / INDEX).unlink(missing_ok=True)
-    damage_delivery(tmp_path / "journal", eid, 1)
-    with pytest.raises(ServiceError, match="errata journal salvage"):
-        ServerProcess(COUNT, tmp_path)
+async def test_a_server_starts_without_what_is_damaged_and_only_that_session_is_lost(
+    tmp_path: Path,
+    how: str,
+    two_sessions: tuple[Path, tuple[str, str], tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    copy, (sid, eid), (other_sid, other_eid) = two_sessions
+    data_dir = shutil.copytree(copy, tmp_path / "data")
+    (data_dir / "journal" / INDEX).unlink(missing_ok=True)
+    damage_delivery(data_dir / "journal", eid, 1)
+    with pytest.raises(JournalUnavailable, match="errata journal salvage"):
+        LocalServer(COUNT, data_dir)
 
-    options: tuple[str, ...] = ()
-    env = {}
+    starts: Callable[[], LocalServer | ServerProcess] = functools.partial(LocalServer, COUNT, data_dir)
     if how == "the option":
-        options = ("--salvage",)
+        starts = functools.partial(ServerProcess, COUNT, data_dir, "--salvage")
     elif how == "the variable":
-        env = {"ERRATA_JOURNAL_SALVAGE": "1"}
+        monkeypatch.setenv("ERRATA_JOURNAL_SALVAGE", "1")
     else:
-        answer = CliRunner().invoke(commands.cli, ["journal", "salvage", "--json", "--data-dir", str(tmp_path)])
+        answer = CliRunner().invoke(commands.cli, ["journal", "salvage", "--json", "--data-dir", str(data_dir)])
         told = json.loads(answer.stdout)
         assert (answer.exit_code, told["lost"]) == (1, [sid])
         assert [(s["sid"], s["status"], s["episodes"]) for s in told["sessions"]] == [(sid, "open", [eid])]
-    with ServerProcess(COUNT, tmp_path, *options, env=env) as server:
+    with starts() as server:
         if how != "the command":
-            assert "had rows there (it was open)" in "".join(server.log)
-        report = json.loads((tmp_path / "journal" / "damaged" / "report.json.1").read_text())
+            log = "".join(server.log) if isinstance(server, ServerProcess) else caplog.text
+            assert "had rows there (it was open)" in log
+        report = json.loads((data_dir / "journal" / "damaged" / "report.json.1").read_text())
         assert report["lost"] == [sid]
         with pytest.raises(ErrataError, match="damaged") as caught:
             await ErrataClient[Any, Any, Any](server.url, session_id=sid).connect()
@@ -470,7 +483,7 @@ async def test_a_server_starts_without_what_is_damaged_and_only_that_session_is_
 
 def test_the_command_refuses_a_directory_in_use_and_repairs_a_copy_beside_the_server(tmp_path: Path) -> None:
     with (
-        ServerProcess(COUNT, tmp_path / "data") as server,
+        LocalServer(COUNT, tmp_path / "data") as server,
         ErrataClient[Any, Any, Any](server.url, durable=True).sync() as client,
     ):
         client.reset()

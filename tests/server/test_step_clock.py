@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,17 +17,24 @@ from errata_server.concurrency.deadlines import Deadlines
 from errata_server.concurrency.slots import Slots
 from errata_server.concurrency.step_clock import RECHECK_S, StepClock
 from errata_server.process import ServerProcess
+from errata_server.settings import Settings
 from tests.machine_speed import SLOWDOWN
 
+from . import queueing
 from .conftest import until
+from .local_server import LocalServer
 from .queueing import ASYNC, spec
 
-STEP_TIMEOUT = ("--step-timeout", f"{SLOWDOWN:g}")
+
+@pytest.fixture(autouse=True)
+def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes time takes as much more of it as deadlines have here."""
+    monkeypatch.setattr(queueing, "GRADING_S", 0.02 * SLOWDOWN)
+    monkeypatch.setattr(queueing, "HANG_S", 3.0 * SLOWDOWN)
 
 
-def grading(seconds: float) -> dict[str, str]:
-    """Return variables for a server that grades for ``seconds``, where `STEP_TIMEOUT` is one."""
-    return {"TEST_GRADING_S": f"{seconds * SLOWDOWN:g}", "TEST_HANG_S": f"{3.0 * SLOWDOWN:g}"}
+def serving(name: str, data_dir: Path, **settings: Any) -> LocalServer:
+    return LocalServer(target(name), data_dir, Settings(fsync=False, **settings))
 
 
 def target(name: str) -> str:
@@ -38,8 +46,8 @@ def target(name: str) -> str:
 
 @pytest.mark.parametrize("name", ["UNANNOUNCED", "UNANNOUNCED_BLOCKING", "UNANNOUNCED_SAVED"])
 async def test_200_queued_submits_all_get_their_verdict(name: str, tmp_path: Path) -> None:
-    """At 20 ms each on two slots the last one waits 2 s, twice the step deadline."""
-    with ServerProcess(target(name), tmp_path, *STEP_TIMEOUT, "--no-fsync", env=grading(0.02)) as server:
+    """At a fiftieth of the step deadline each, on two slots, the last one waits for twice the deadline."""
+    with serving(name, tmp_path, step_timeout_s=SLOWDOWN) as server:
         async with EnvPool(server.url, 200, message_timeout_s=60.0) as pool:
             await pool.reset_batch()
             results = await pool.step_batch([{"tool": "submit"}] * 200)
@@ -48,8 +56,11 @@ async def test_200_queued_submits_all_get_their_verdict(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("mux", [True, False])
-async def test_a_client_waits_as_long_as_the_server_announces(mux: bool, tmp_path: Path) -> None:
-    with ServerProcess(target("ASYNC"), tmp_path, "--no-fsync", env=grading(0.7)) as server:
+async def test_a_client_waits_as_long_as_the_server_announces(
+    mux: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queueing, "GRADING_S", 0.7 * SLOWDOWN)
+    with serving("ASYNC", tmp_path) as server:
         async with ErrataClient(server.url, mux=mux, message_timeout_s=0.3 * SLOWDOWN) as client:
             await client.reset()
             assert (await client.capabilities()).call_timeouts_s == {"submit": 120.0}
@@ -58,8 +69,9 @@ async def test_a_client_waits_as_long_as_the_server_announces(mux: bool, tmp_pat
                 await client.step({"tool": "hang"})
 
 
-async def test_a_pool_waits_as_long_for_a_batch(tmp_path: Path) -> None:
-    with ServerProcess(target("ASYNC"), tmp_path, "--no-fsync", env=grading(0.7)) as server:
+async def test_a_pool_waits_as_long_for_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queueing, "GRADING_S", 0.7 * SLOWDOWN)
+    with serving("ASYNC", tmp_path) as server:
         async with EnvPool(server.url, 3, message_timeout_s=0.3 * SLOWDOWN) as pool:
             await pool.reset_batch()
             assert [result.reward for result in await pool.step_batch([{"tool": "submit"}] * 3)] == [1.0] * 3
@@ -69,14 +81,14 @@ async def test_a_pool_waits_as_long_for_a_batch(tmp_path: Path) -> None:
             assert isinstance(late, TimeoutError)
 
 
-async def test_the_announced_deadline_is_the_servers(tmp_path: Path) -> None:
+async def test_the_announced_deadline_is_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock runs while it is graded, for longer than other steps may take."""
-    options = (*STEP_TIMEOUT, "--no-fsync")
-    with ServerProcess(target("ASYNC"), tmp_path, *options, env=grading(1.5)) as server:
+    monkeypatch.setattr(queueing, "GRADING_S", 1.5 * SLOWDOWN)
+    with serving("ASYNC", tmp_path, step_timeout_s=SLOWDOWN) as server:
         async with ErrataClient(server.url) as client:
             await client.reset()
             assert (await client.step({"tool": "submit"})).reward == 1.0
-    with ServerProcess(target("UNANNOUNCED"), tmp_path / "2", *options, env=grading(1.5)) as server:
+    with serving("UNANNOUNCED", tmp_path / "2", step_timeout_s=SLOWDOWN) as server:
         async with ErrataClient(server.url) as client:
             await client.reset()
             with pytest.raises(StepTimeout):
@@ -85,7 +97,7 @@ async def test_the_announced_deadline_is_the_servers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ASYNC", "BLOCKING", "SAVED"])
 async def test_a_step_that_hangs_after_its_wait_is_given_up(name: str, tmp_path: Path) -> None:
-    with ServerProcess(target(name), tmp_path, *STEP_TIMEOUT, "--no-fsync", env=grading(0.02)) as server:
+    with serving(name, tmp_path, step_timeout_s=SLOWDOWN) as server:
         async with ErrataClient(server.url) as client:
             await client.reset()
             with pytest.raises(StepTimeout, match=f"ran longer than the server's {SLOWDOWN:g} s"):

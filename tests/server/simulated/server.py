@@ -96,7 +96,7 @@ class Server:
             except JournalUnavailable as error:
                 if not isinstance(error.__cause__, OSError):
                     raise
-                machine.note(f"not started: {error}")
+                machine.note(f"not started: {error.__cause__}")
                 await asyncio.sleep(1.0)  # the operator tries again
         server = cls(runtime, *args, **more)
         await runtime.start()

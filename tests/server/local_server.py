@@ -1,0 +1,68 @@
+"""What ``errata serve`` serves, on a real port, by a thread of this process: the start of a process costs seconds.
+
+For tests that need sockets and no process: nothing is killed, no signal is sent and no option is parsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from errata_server.serve.server import Bind, Served, _AnnouncingServer, _config, _listen, _url_of, build, prepare
+from errata_server.settings import Settings
+
+END_S = 60.0
+
+
+class _Server(_AnnouncingServer):
+    """Listens to no signal, which only a main thread can."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class LocalServer:
+    """A server.
+
+    Args:
+        targets: What to serve, as on the command line.
+        data_dir: Data directory.
+        settings: Other settings of the server.
+        **more: As for `build`.
+
+    Attributes:
+        url: Where it is.
+        served: The application and its environments.
+    """
+
+    def __init__(self, targets: str | list[str], data_dir: Path, settings: Settings | None = None, **more: Any) -> None:
+        bind = Bind(port=0)
+        given = (settings or Settings()).model_copy(update={"data_dir": data_dir})
+        names = [targets] if isinstance(targets, str) else targets
+        self.served: Served = build(names, given, bind=bind, mode=None, **more)
+        listening = _listen(bind)
+        self.url = _url_of(listening)
+        self._server = _Server(_config(self.served.app, bind), self.served, self.url)
+        self._thread = threading.Thread(target=asyncio.run, args=[self._serve(listening)], name="local-server")
+
+    async def _serve(self, listening: Any) -> None:
+        try:
+            await prepare(self.served)
+            await self._server.serve(sockets=[listening])
+        finally:
+            await self.served.runtime.close()
+
+    def __enter__(self) -> LocalServer:
+        self._thread.start()  # who connects before it serves waits in the backlog
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(END_S)
+        assert not self._thread.is_alive(), "the server did not stop"
