@@ -142,7 +142,7 @@ async def test_a_blocking_step_holds_up_no_other_session(tmp_path: Path) -> None
 
 
 async def test_an_application_is_served_with_its_own_routes_and_hooks(tmp_path: Path) -> None:
-    with serving(f"{HERE}.applications:app", tmp_path) as server:
+    with ServerProcess(f"{HERE}.applications:app", tmp_path) as server:  # its hooks ran once in a process of its own
         seen = await drive(server.url, {"amount": 2})
         assert seen[-1]["balance"] == 4
         await what_is_kept(server.url, seen, "ledger")
@@ -151,6 +151,7 @@ async def test_an_application_is_served_with_its_own_routes_and_hooks(tmp_path: 
         assert httpx.get(f"{server.url}/ready").json() == "the application's own"
         assert httpx.get(f"{server.url}/teapot").status_code == 418
         assert httpx.get(f"{server.url}/list_environments").json() == ["ledger"]
+        assert server.stop() == 0
 
 
 @pytest.mark.parametrize(("target", "own"), [("server", 2), ("make", 4), ("by_hand", 1), ("environment", 10_000)])
