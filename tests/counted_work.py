@@ -44,32 +44,8 @@ def calls_of(function: Callable[[], object], at_most: int | None = None) -> int:
     return calls
 
 
-class Costs:
-    """Processor time in multiples of what something harmless costs, for work inside C functions, which nobody counts.
-
-    A busy machine makes both slower. Whoever exceeds a bound is measured again, in turns with the harmless one, so that
-    a multiple is too large only if the work is.
-
-    Args:
-        harmless: What is known to cost little.
-    """
-
-    _TRIES = 5
-
-    def __init__(self, harmless: Callable[[], object]) -> None:
-        self._harmless = harmless
-        self._known_s: float | None = None
-
-    def exceed(self, function: Callable[[], object], times: float) -> bool:
-        """Return whether ``function`` always costs more than ``times`` the harmless one."""
-        if self._known_s is None:
-            self._known_s = _processor_s(self._harmless)
-        if _processor_s(function) <= times * self._known_s:
-            return False
-        return all(_processor_s(function) > times * _processor_s(self._harmless) for _ in range(self._TRIES))
-
-
-def _processor_s(function: Callable[[], object]) -> float:
+def processor_s(function: Callable[[], object]) -> float:
+    """Call a function and return the processor time that it took, in seconds."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()  # one collection of all that a long test run holds takes longer than the call
@@ -80,3 +56,32 @@ def _processor_s(function: Callable[[], object]) -> float:
     finally:
         if enabled:
             gc.enable()
+
+
+class Costs:
+    """Processor time in multiples of what something harmless costs, for work inside C functions, which nobody counts.
+
+    A busy machine makes both slower. Whoever exceeds a bound is measured again, in turns with the harmless one, so that
+    a multiple is too large only if the work is.
+
+    Args:
+        harmless: What is known to cost little.
+        measure: Calls a function and returns its cost.
+    """
+
+    _TRIES = 5
+
+    def __init__(
+        self, harmless: Callable[[], object], measure: Callable[[Callable[[], object]], float] = processor_s
+    ) -> None:
+        self._harmless = harmless
+        self._measure = measure
+        self._known_s: float | None = None
+
+    def exceed(self, function: Callable[[], object], times: float) -> bool:
+        """Return whether ``function`` always costs more than ``times`` the harmless one."""
+        if self._known_s is None:
+            self._known_s = self._measure(self._harmless)
+        if self._measure(function) <= times * self._known_s:
+            return False
+        return all(self._measure(function) > times * self._measure(self._harmless) for _ in range(self._TRIES))

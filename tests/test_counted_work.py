@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 
 import pytest
 
-from .counted_work import Costs, TooMuchWork, calls_of
+from .counted_work import Costs, TooMuchWork, calls_of, processor_s
 
 
 def sums(n: int) -> None:
@@ -30,8 +30,18 @@ def test_what_calls_too_much_is_stopped_even_if_it_catches_errors() -> None:
         calls_of(caught, at_most=1000)
 
 
-def test_a_search_that_grows_too_fast_exceeds_what_a_linear_one_costs() -> None:
-    text = "a" * 4_000
-    costs = Costs(lambda: re.search("a+b", text[:1_000]))
-    assert costs.exceed(lambda: re.search("a+b", text), times=8)  # 16 times
-    assert not costs.exceed(lambda: re.search("b", text * 10), times=8)
+def test_a_cost_is_too_large_if_it_is_so_in_every_try() -> None:
+    def measured(function: Callable[[], object]) -> float:
+        return float(function())  # type: ignore[arg-type]
+
+    costs = Costs(lambda: 1.0, measured)
+    assert costs.exceed(lambda: 9.0, times=8)
+    assert not costs.exceed(lambda: 8.0, times=8)
+    once_quick = iter([9.0, 9.0, 9.0, 8.0])
+    assert not costs.exceed(lambda: next(once_quick), times=8)
+    harmless = iter([1.0, 1.0, 1.0, 2.0])
+    assert not Costs(lambda: next(harmless), measured).exceed(lambda: 9.0, times=8)
+
+
+def test_processor_time_is_measured() -> None:
+    assert processor_s(lambda: sums(1000)) >= 0.0

@@ -44,8 +44,24 @@ PACKAGES = {
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
+def test_another_python_kernel_base_tree_or_browser_is_another_key() -> None:
+    suite = SUITES["browser"]
+    parts = keys.parts(suite, COMMON, keys.working_tree())
+    for what in ("python", "kernel", "bases", "chromium --version"):
+        assert keys.key(suite, parts) != keys.key(suite, parts | {what: "another"})
+        assert parts[what]
+
+
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def versions() -> Iterator[None]:
+    """Versions cost seconds to ask for, and stay the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "versions", lambda commands: {"python": "3"})
+        yield
+
+
+@pytest.fixture(scope="module")
+def clone(versions: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the files of this checkout, beside a copy of the shared files that suites read."""
     root = tmp_path_factory.mktemp("clone") / "main"
     keys.git("clone", "-q", "--shared", "--no-checkout", str(ROOT), str(root))
@@ -103,14 +119,6 @@ def test_a_change_runs_exactly_the_suites_that_use_it(
         keys.git("update-index", "--cacheinfo", f"{mode},{old},{changed}", root=clone)
     assert {name for name in HASHED if after[name] != before[name]} == expected
     assert keys_of(clone) == before
-
-
-@pytest.mark.parametrize("what", ["python", "kernel", "bases"])
-def test_another_python_kernel_or_base_tree_is_another_key(what: str) -> None:
-    suite = SUITES["browser"]
-    parts = keys.parts(suite, COMMON, keys.working_tree())
-    assert "chromium --version" in parts
-    assert keys.key(suite, parts) != keys.key(suite, parts | {what: "another"})
 
 
 def test_what_is_not_committed_is_part_of_the_key(tmp_path: Path) -> None:
@@ -252,6 +260,12 @@ def test_two():
 """
 BEFORE = ["check", "fast", "real", "other"]
 SLOW = "import pytest\n@pytest.mark.slow\ndef test_three():\n    assert True\n"
+NO_PROCESSES = """
+import pytest
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    config.option.numprocesses, config.option.dist = 0, "no"  # half the time
+"""
 FLAKY = """
 from pathlib import Path
 {mark}
@@ -280,6 +294,7 @@ class Project:
         (root / ".cache").mkdir()
         (root / ".cache/venv").symlink_to(Path(sys.prefix))
         self.write("pyproject.toml", '[tool.pytest.ini_options]\nmarkers = ["real", "slow"]\naddopts = "-q -p xdist"\n')
+        self.write("conftest.py", NO_PROCESSES)
         self.write(".gitignore", ".cache\n__pycache__\n.pytest_cache\nran\n")
         for name in ("common.txt", "used.txt"):
             self.write(name, "1\n")
