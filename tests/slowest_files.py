@@ -1,7 +1,7 @@
 """Lists the test files that cost most processor time, and has them start first where tests run side by side.
 
-``make test`` ends with the list; ``python -m pytest --slowest-files 10 tests/server`` makes it of any tests. It counts
-the process that runs the tests and the processes that it started and waited for. Wall time would depend on the
+A run of suites ends with the list; ``python -m pytest --slowest-files 10 tests/server`` makes it of any tests. Counted
+are the process that runs the tests and the processes that it started and waited for. Wall time would depend on the
 other load of the machine.
 """
 
@@ -29,9 +29,7 @@ SLOWEST = {
     "tests/trainer/test_trl_teachers.py": "most of its tests train with TRL for a step, with teachers",
     "tests/trainer/test_projects.py": "trains a tiny policy, and plays generated tasks in the real terminal",
 }
-"""Files that cost most CPU in a run of ``make test`` (102 s down to about 30 s), each with the reason.
-
-They start first. The list at the end of ``make test`` says which files these are today."""
+"""Files that cost most processor time in their suites, each with the reason. They start first."""
 
 CPU_S = "cpu_s"
 """Name of the property of a report that has the processor time in seconds."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,12 +17,13 @@ import pytest
 
 from .suites import keys
 from .suites.records import Pass, Records
-from .suites.table import ROOT, Suite, load, marks
+from .suites.table import ROOT, Suite, load
 
 COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
 TRAINING = {"training", "ranks", "projects", "learning"}
 ON_THE_SERVER = set(HASHED) - {"upstream-patches"}
+INSTALLED = {"latest", "wheel"}
 PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage", "browser"}
 """Suites that play an environment of `envs/`."""
 
@@ -47,8 +47,8 @@ PACKAGES = {
 def test_another_python_kernel_base_tree_or_browser_is_another_key() -> None:
     suite = SUITES["browser"]
     parts = keys.parts(suite, COMMON, keys.working_tree())
-    for what in ("python", "kernel", "bases", "chromium --version"):
-        assert keys.key(suite, parts) != keys.key(suite, parts | {what: "another"})
+    for what in ("python", "kernel", "base tree", "chromium --version"):
+        assert keys.key(parts) != keys.key(parts | {what: "another"})
         assert parts[what]
 
 
@@ -75,7 +75,7 @@ def clone(versions: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def keys_of(root: Path) -> dict[str, str]:
     tree = keys.git("write-tree", root=root)
-    return {name: keys.key(suite, keys.parts(suite, COMMON, tree, root)) for name, suite in HASHED.items()}
+    return {name: keys.key(keys.parts(suite, COMMON, tree, root)) for name, suite in HASHED.items()}
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +92,16 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("docker/entrypoint.sh", {"docker"}, id="shell script of the image"),
         pytest.param("compose.yaml", {"docker"}, id="compose file"),
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
-        pytest.param("requirements/trainer.lock", {*TRAINING, "docker", "swe", "wheel"}, id="lock of the trainer"),
-        pytest.param("trainer_adapter/errata_trainer/driver.py", {*TRAINING, "wheel"}, id="trainer"),
+        pytest.param("requirements/trainer.lock", TRAINING, id="lock of the trainer"),
+        pytest.param("trainer_adapter/errata_trainer/driver.py", {*TRAINING, "docker", *INSTALLED}, id="trainer"),
         pytest.param("envs/terminal_env/spec.py", PLAYED, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="kit"),
         pytest.param("../shared/data/rows.jsonl", {"docker", "redteam", "swe", "prepare"}, id="shared data"),
         pytest.param("../shared/vectors/sdpo_loss.json", set(), id="shared vector, read in tier 1"),
-        pytest.param("docs/training.md", {"docker"}, id="page"),
+        pytest.param("docs/training.md", {"latest"}, id="page"),
+        pytest.param("tests/test_packaging.py", {"wheel"}, id="test"),
+        pytest.param("tests/slowest_files.py", set(HASHED), id="helper of all tests"),
+        pytest.param("tests/suites/run.py", set(), id="what runs suites"),
     ],
 )
 def test_a_change_runs_exactly_the_suites_that_use_it(
@@ -181,19 +184,9 @@ def test_a_suites_key_has_what_its_tests_import(name: str) -> None:
         f"{folder} ({file.relative_to(ROOT)})"
         for file in files(suite)
         for folder in folders(imported(file))
-        if not any(Path(folder).is_relative_to(path) or Path(path).is_relative_to(folder) for path in has)
+        if not any(Path(folder).is_relative_to(path) for path in has)
     }
     assert not missing
-
-
-def test_a_test_is_marked_where_its_suite_collects_it() -> None:
-    misplaced = {
-        f"{file.relative_to(ROOT)}: {name}"
-        for file in (ROOT / "tests").rglob("*.py")
-        for name in re.findall(r"^(?!\s*[\"']).*\bpytest\.mark\.(\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
-        if name in marks() and not any(file.is_relative_to(ROOT / path) for path in marks()[name].tests)
-    }
-    assert not misplaced, "add the files to `tests` of the suite in suites.toml"
 
 
 # -- records ----------------------------------------------------------------------------------------------------------
@@ -313,8 +306,9 @@ class Project:
         keys.git("add", "-A", root=self.root)
         keys.git("-c", "user.name=n", "-c", "user.email=e@example.org", "commit", "-q", "-m", "all", root=self.root)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "CI_"))}
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        kept = (name for name in os.environ if not name.startswith(("PYTEST", "CI_", "REQUIRE_ALL")))
+        environment = {name: os.environ[name] for name in kept} | variables
         return subprocess.Popen(
             [".cache/venv/bin/python", "-m", "tests.suites", *(arguments or ("--tiers", "0", "1", "2", "3", "--ci"))],
             cwd=self.root,
@@ -324,9 +318,9 @@ class Project:
             text=True,
         )
 
-    def run(self, *arguments: str) -> tuple[int, list[str]]:
+    def run(self, *arguments: str, **variables: str) -> tuple[int, list[str]]:
         """Return the exit status and the lines that were printed."""
-        process = self.start(*arguments)
+        process = self.start(*arguments, **variables)
         printed, _ = process.communicate()
         return process.returncode, printed.splitlines()
 
@@ -379,8 +373,8 @@ def test_a_failure_ends_the_run_and_is_printed_last(
     status, printed = project.run()
     assert status == 1
     assert sorted(line.split()[2] for line in printed if line.endswith(" ...")) == sorted(begun)
-    assert printed[-2].startswith("FAILED ") and name in printed[-2]
-    assert printed[-1].endswith(" 1 failed, 0 skipped")
+    assert printed[-2].startswith("FAILED [") and any(name in line for line in printed[-3:-1])
+    assert " failed, 0 skipped" in printed[-1]
     shown = "\n".join(printed[printed.index(next(line for line in printed if line.startswith("=== summary"))) :])
     assert any(said in shown for said in ("'apples' == 'pears'", "out of style", "nothing_like_it"))
 
@@ -404,7 +398,7 @@ def test_a_flaky_test_is_printed_last_and_fails_the_second_time(project: Project
 def test_outside_ci_nothing_is_run_again(project: Project) -> None:
     project.write("tests/test_flaky.py", FLAKY.format(mark=""))
     status, printed = project.run("--tiers", "1")
-    assert status == 1 and printed[-2] == "FAILED tests/test_flaky.py::test_sometimes"
+    assert status == 1 and printed[-2] == "FAILED [fast] tests/test_flaky.py::test_sometimes"
 
 
 def test_more_than_three_failures_are_not_run_again(project: Project) -> None:
@@ -422,12 +416,73 @@ def test_a_flaky_suite_is_not_recorded_as_passed(project: Project) -> None:
 
 def test_a_suite_that_lacks_openenvs_source_is_not_run_and_not_recorded(project: Project) -> None:
     project.write("tests/suites/suites.toml", TABLE + "openenv = true\n")
-    project.write("scripts/openenv_source.sh", "exit 69\n")
+    project.write("scripts/openenv_source.sh", "#!/bin/sh\nexit 69\n")
+    (project.root / "scripts/openenv_source.sh").chmod(0o755)
     status, printed = project.run()
-    assert status == 0 and printed[-1] == "4 passed, 0 failed, 0 skipped"
-    assert printed[-2] == "1 suites were not run (above)"
+    assert status == 0 and printed[-2:] == ["not run (above): slow", "4 passed, 0 failed, 0 skipped"]
     assert any("slow" in line and "not run: OpenEnv's source is not here" in line for line in printed)
     assert not (project.cache / "errata/ci/passed").exists()
+    assert project.run("slow")[0] == 69, "who asks for a suite wants it run"
+    project.write("scripts/openenv_source.sh", "#!/bin/sh\nexit 1\n")
+    assert project.run("slow")[1][-1].startswith("1 passed"), "a broken script is no reason to skip"
+
+
+def test_what_a_machine_cannot_run_fails_where_all_is_required(project: Project) -> None:
+    project.write("tests/slow/test_slow.py", SLOW + "    pytest.skip('no such program')\n")
+    status, printed = project.run("--tiers", "3", "--ci", REQUIRE_ALL="1")
+    assert status == 1 and printed[-2] == "FAILED [slow] slow"  # nothing was tested
+    skipped = "@pytest.mark.slow\ndef test_more():\n    pytest.skip('no such program')\n"
+    project.write("tests/slow/test_slow.py", SLOW + skipped)
+    status, printed = project.run("--tiers", "3", "--ci", REQUIRE_ALL="1")
+    assert status == 1 and printed[-2] == "FAILED [slow] slow: skipped" and "no such program" in printed
+    assert not (project.cache / "errata/ci/passed").exists()
+    project.write("tests/suites/suites.toml", TABLE + 'skips = ["no such"]\n')
+    assert project.run("--tiers", "3", "--ci", REQUIRE_ALL="1")[1][-1] == "1 passed, 0 failed, 1 skipped"
+
+
+@pytest.mark.parametrize(
+    ("extra", "text", "shown"),
+    [
+        ('python = "nosuch"\n', SLOW, "No such file"),
+        ("timeout_s = 1.0\n", SLOW + "    import time; time.sleep(300)\n", "did not end within 1 s"),
+        ("", SLOW + "    import os; os._exit(3)\n", "exit status 3"),
+        ("", "import pytest\n" + "@pytest.mark.slow\ndef test_{}():\n    {}\n" * 2, "exit status 2"),
+        ('environments = ["nosuch"]\n', SLOW, "environments.py"),
+    ],
+    ids=["no interpreter", "too slow", "ended by a test", "interrupted", "no environment"],
+)
+def test_a_suite_that_breaks_is_a_failure_and_not_run_again(
+    project: Project, extra: str, text: str, shown: str
+) -> None:
+    text = text.format("bad", "assert False", "worse", "raise KeyboardInterrupt") if "{}" in text else text
+    project.write("tests/suites/suites.toml", TABLE + extra)
+    project.write("tests/slow/test_slow.py", text)
+    status, printed = project.run("--tiers", "3", "--ci")
+    assert status == 1 and "FAILED [slow] slow" in printed and any(shown in line for line in printed)
+    assert not (project.cache / "errata/ci/passed").exists()
+
+
+def test_a_pass_of_what_changed_while_it_ran_is_not_recorded(project: Project) -> None:
+    project.write("tests/slow/test_slow.py", SLOW + "    open('used.txt', 'a').write('more')\n")
+    status, printed = project.run("--tiers", "3", "--ci")
+    assert status == 0 and any("changed while it ran" in line for line in printed)
+    assert not (project.cache / "errata/ci/passed").exists()
+
+
+def test_the_summary_is_also_written_as_json(project: Project) -> None:
+    project.write("tests/test_bad.py", "def test_bad():\n    assert 'apples' == 'pears'\n")
+    project.run("--tiers", "0", "1")
+    told = json.loads((project.root / ".cache/ci/summary.json").read_text("utf-8"))
+    assert [(one["suite"], one["status"], one["passed"]) for one in told["suites"]] == [
+        ("check", "passed", 1),
+        ("fast", "failed", 1),
+    ]
+    assert list(told["suites"][1]["failed"]) == ["tests/test_bad.py::test_bad"]
+
+
+def test_a_test_that_is_marked_where_its_suite_collects_none_is_in_fast(project: Project) -> None:
+    project.write("tests/test_more.py", SLOW)
+    assert project.run("fast")[1][-1] == "2 passed, 0 failed, 0 skipped"
 
 
 def test_a_damaged_list_of_flaky_tests_stops_the_run(project: Project) -> None:
@@ -440,6 +495,12 @@ def test_a_damaged_list_of_flaky_tests_stops_the_run(project: Project) -> None:
 def test_an_unknown_suite_is_named_with_the_known_ones(project: Project) -> None:
     status, printed = project.run("nosuch")
     assert status == 2 and "no suite nosuch; there are check, fast, real, other, slow" in printed[-1]
+
+
+def test_suites_and_their_keys_are_listed(project: Project) -> None:
+    assert [line.split()[0] for line in project.run("--list")[1]] == ["check", "fast", "real", "other", "slow"]
+    told = json.loads("\n".join(project.run("--keys", "--tiers", "3")[1]))
+    assert len(told["slow"]["key"]) == 16 and {"common.txt", "used.txt", "tests/slow", "python"} <= told["slow"].keys()
 
 
 def test_a_signal_ends_what_was_started(project: Project, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ TIMED_OUT = 124
 """Exit status when the command did not end within the limit, as timeout(1) has it."""
 NOT_STARTED = 127
 """Exit status when the command could not be started, as a shell has it."""
-_GRACE_S = 10.0
+_GRACE_S = 90.0
 """Time that a command gets between SIGTERM and SIGKILL."""
 
 

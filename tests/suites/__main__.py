@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from ..slowest_files import SLOWEST
 from . import keys
 from .records import Flaky, Pass, Records
-from .run import LOGS, Processes, Result, run, run_again
+from .run import LOGS, OPENENV_ABSENT, UNAVAILABLE, Processes, Result, run, run_again
 from .table import Suite, load
 
 BY_HASH = 3
@@ -55,7 +56,6 @@ class Run:
         self._at_once = at_once
         self._workers = workers
         self._say = say
-        self._tree = keys.working_tree() if records or ci else ""
         self.processes = Processes()
         self.results: list[Result] = []
         self.seconds: Counter[int] = Counter()
@@ -65,30 +65,29 @@ class Run:
         began = time.monotonic()
         todo = [result for result in map(self._planned, suites) if result.status != "unchanged"]
         alone = [result for result in todo if result.suite.both or len(todo) == 1]
-        beside = [result for result in todo if result not in alone]
         for result in alone:
             self._one(result, self._workers, shown=len(todo) == 1)
-        self._side_by_side(beside)
+        self._side_by_side([result for result in todo if result not in alone])
         if self._ci and 0 < sum(len(result.failed) for result in todo) <= MOST_FLAKY:
             for result in todo:
                 if result.failed:
                     self._say(f"{result.suite.name}: running {len(result.failed)} failed tests again, alone")
                     run_again(result, self.processes)
-        for result in todo:
-            if self._ci and result.key and result.status == "passed" and not result.flaky and not _missing(result):
-                self._keep(result)
+                    Records().add_flaky([Flaky(test=test, date=_now(), commit=_commit()) for test in result.flaky])
         self.seconds[number] += int(time.monotonic() - began)
         return all(result.status != "failed" for result in todo)
 
+    def _parts(self, suite: Suite) -> dict[str, str]:
+        return keys.parts(suite, self._common, keys.working_tree())
+
     def _planned(self, suite: Suite) -> Result:
         result = Result(suite=suite)
-        if suite.tier >= BY_HASH and self._tree:
-            result.key = keys.key(suite, keys.parts(suite, self._common, self._tree))
-            known = self._records.passed(suite.name, result.key) if self._records else None
-            if known:
+        self.results.append(result)
+        if suite.tier >= BY_HASH and self._records:
+            key = keys.key(self._parts(suite))
+            if known := self._records.passed(suite.name, key):
                 result.status, result.why = "unchanged", f"unchanged since {known.key}, passed on {known.date[:10]}"
                 self._say(f"{suite.name}: {result.why}")
-        self.results.append(result)
         return result
 
     def _side_by_side(self, todo: list[Result]) -> None:
@@ -97,12 +96,9 @@ class Run:
             waiting.put(result)
 
         def work() -> None:
-            while True:
-                try:
-                    result = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                self._one(result, 1, shown=False)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._one(waiting.get_nowait(), 1, shown=False)
 
         threads = [threading.Thread(target=work) for _ in range(min(self._at_once, len(todo)))]
         for thread in threads:
@@ -111,29 +107,33 @@ class Run:
             thread.join()
 
     def _one(self, result: Result, workers: int, *, shown: bool) -> None:
-        self._say(f"{result.suite.name} ...")
-        done = run(result.suite, self.processes, workers, shown=shown)
-        for name in ("status", "why", "seconds", "passed", "failed", "skipped", "cpu_s"):
-            setattr(result, name, getattr(done, name))
+        suite = result.suite
+        recorded = self._ci and suite.tier >= BY_HASH
+        before = self._parts(suite) if recorded else {}
+        self._say(f"{suite.name} ...")
+        run(result, self.processes, workers, shown=shown)
         self._say(line(result))
+        if recorded and result.status == "passed" and not _lacks_openenv(result):
+            after = self._parts(suite)
+            # The suite may have installed a program whose version was not known before. Files must be as they were.
+            if {name: after[name] if value == keys.ABSENT else value for name, value in before.items()} == after:
+                key = keys.key(after)
+                Records().keep(
+                    Pass(
+                        suite=suite.name,
+                        key=key,
+                        date=_now(),
+                        commit=_commit(),
+                        passed=result.passed,
+                        seconds=int(result.seconds),
+                    )
+                )
+            else:
+                self._say(f"{suite.name}: what it uses changed while it ran, so nothing is recorded")
 
-    def _keep(self, result: Result) -> None:
-        # Anew, because the suite may have installed a program whose version is part of the key.
-        key = keys.key(result.suite, keys.parts(result.suite, self._common, self._tree))
-        (self._records or Records()).keep(
-            Pass(
-                suite=result.suite.name,
-                key=key,
-                date=_now(),
-                commit=_commit(),
-                passed=result.passed,
-                seconds=int(result.seconds),
-            )
-        )
 
-
-def _missing(result: Result) -> bool:
-    return any("openenv-source" in reason for reason in result.skipped)
+def _lacks_openenv(result: Result) -> bool:
+    return any(OPENENV_ABSENT in reason for reason in result.skipped)
 
 
 def _now() -> str:
@@ -178,20 +178,41 @@ def summary(run: Run, before: list[Flaky], seconds: float) -> int:
     for test in flaky:
         known = f" (also on {earlier[test].date[:10]}, {earlier[test].commit[:8]})" if test in earlier else ""
         print(f"FLAKY {test}{known}")
+    failed = [(result.suite.name, test, text) for result in results for test, text in result.failed.items()]
+    for suite, test, text in failed:
+        print(f"\n--- [{suite}] {test}\n{text}")
+    for suite, test, _ in failed:
+        print(f"FAILED [{suite}] {test}")
+    if not_run := [result.suite.name for result in results if result.status == "not run"]:
+        print(f"not run (above): {', '.join(not_run)}")
     if too_often:
         print(f"failed: a test was flaky for the second time: mend it, then remove it from {Records().flaky_file}")
     if len(flaky) > MOST_FLAKY:
         print(f"failed: {len(flaky)} flaky tests, more than {MOST_FLAKY}")
-    failed = {test: text for result in results for test, text in result.failed.items()}
-    for test, text in failed.items():
-        print(f"\n--- {test}\n{text}")
-    for test in failed:
-        print(f"FAILED {test}")
-    not_run = sum(result.status == "not run" for result in results)
-    if not_run:
-        print(f"{not_run} suites were not run (above)")
     print(f"{sum(r.passed for r in results)} passed, {len(failed)} failed, {skipped.total()} skipped", flush=True)
-    return 1 if failed or too_often or len(flaky) > MOST_FLAKY or any(r.status == "failed" for r in results) else 0
+    broken = any(result.status == "failed" for result in results)
+    return 1 if broken or too_often or len(flaky) > MOST_FLAKY else 0
+
+
+def write_summary(run: Run, seconds: float) -> None:
+    """Write what became of all suites to ``.cache/ci/summary.json``."""
+    told = [
+        {
+            "suite": result.suite.name,
+            "tier": result.suite.tier,
+            "status": result.status,
+            "why": result.why,
+            "seconds": round(result.seconds, 1),
+            "passed": result.passed,
+            "failed": result.failed,
+            "flaky": result.flaky,
+            "skipped": dict(result.skipped),
+            "cpu_s": dict(result.cpu_s),
+        }
+        for result in run.results
+    ]
+    text = json.dumps({"seconds": round(seconds, 1), "suites": told}, indent=1)
+    (LOGS / "summary.json").write_text(text, encoding="utf-8")
 
 
 def main() -> int:
@@ -202,8 +223,9 @@ def main() -> int:
     parser.add_argument("--ci", action="store_true", help="run failed tests again, and record outcomes")
     parser.add_argument("--fresh", action="store_true", help="run suites although they are unchanged")
     parser.add_argument("--keep-going", action="store_true", help="go on with the next tier after one that failed")
-    parser.add_argument("--at-once", type=int, default=(os.cpu_count() or 1) + 1, help="suites that run side by side")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of a suite that runs alone")
+    more = (os.cpu_count() or 1) + 1  # tests wait for a third of their time
+    parser.add_argument("--at-once", type=int, default=more, help="suites that run side by side (default: cores + 1)")
+    parser.add_argument("--workers", type=int, default=more, help="processes of a suite that runs alone (cores + 1)")
     parser.add_argument("--list", action="store_true", help="show the suites and exit")
     parser.add_argument("--keys", action="store_true", help="show the keys of the suites, as JSON, and exit")
     args = parser.parse_args()
@@ -220,9 +242,7 @@ def main() -> int:
         tree = keys.working_tree()
         chosen = [suite for _, tier in tiers for suite in tier]
         found = {suite.name: keys.parts(suite, common, tree) for suite in chosen}
-        print(
-            json.dumps({name: {"key": keys.key(suites[name], found[name]), **found[name]} for name in found}, indent=1)
-        )
+        print(json.dumps({name: {"key": keys.key(one), **one} for name, one in found.items()}, indent=1))
         return 0
     return run_all(args, common, tiers)
 
@@ -236,19 +256,14 @@ def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple
         # One write, because suites that run side by side say something at the same time.
         os.write(1, f"{(time.time() - began) / 60:5.1f} min  {text}\n".encode())
 
-    try:
-        before = Records().flaky()
-        whole = Run(
-            common,
-            None if args.fresh or args.suites else Records(),
-            ci=args.ci,
-            at_once=args.at_once,
-            workers=args.workers,
-            say=say,
-        )
-    except (ValueError, FileNotFoundError, subprocess.CalledProcessError) as error:
-        print(f"suites: {error}", file=sys.stderr)
-        return 2
+    whole = Run(
+        common,
+        None if args.fresh or args.suites else Records(),
+        ci=args.ci,
+        at_once=args.at_once,
+        workers=args.workers,
+        say=say,
+    )
 
     def stop(number: int, _: object) -> None:
         whole.processes.end()
@@ -256,13 +271,22 @@ def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    for number, suites in tiers:
-        if not whole.tier(number, suites) and not args.keep_going:
-            break
-    if args.ci:
-        found = [Flaky(test=test, date=_now(), commit=_commit()) for one in whole.results for test in one.flaky]
-        Records().add_flaky(found)
-    return summary(whole, before, time.time() - began)
+    try:
+        before = Records().flaky()
+        for number, suites in tiers:
+            if not whole.tier(number, suites) and not args.keep_going:
+                break
+    except (ValueError, OSError) as error:
+        print(f"suites: {error}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:
+        print(f"suites: {error}: {error.stderr.strip()}", file=sys.stderr)
+        return 2
+    write_summary(whole, time.time() - began)
+    status = summary(whole, before, time.time() - began)
+    if args.suites and not status and any(result.status == "not run" for result in whole.results):
+        return UNAVAILABLE
+    return status
 
 
 if __name__ == "__main__":

@@ -77,10 +77,10 @@ def shared_digest(path: Path) -> str:
 
 
 def versions(commands: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of Python, the kernel and the base trees of sandboxes, and what more commands print."""
+    """Return the versions of Python, the kernel and the base tree of sandboxes, and what more commands print."""
     told = {"python": sys.version, "kernel": os.uname().release, "machine": os.uname().machine}
-    bases = os.environ.get("ERRATA_BASE_DIR") or CACHE / "bases"
-    told["bases"] = " ".join(sorted(path.name for path in Path(bases).glob("default-*"))) or ABSENT
+    base = Path(os.environ.get("ERRATA_BASE_DIR") or CACHE / "bases") / "default"
+    told["base tree"] = base.resolve().name if base.exists() else ABSENT
     for command in commands:
         done = subprocess.run(
             ["bash", "-c", command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
@@ -91,12 +91,12 @@ def versions(commands: Iterable[str] = ()) -> dict[str, str]:
 
 def parts(suite: Suite, common: Iterable[str], tree: str, root: Path = ROOT) -> dict[str, str]:
     """Return what a suite's outcome depends on: names, and the digest or version of each."""
-    found = objects(tree, (*common, *suite.inputs), root)
+    found = {"suite": repr(suite), **objects(tree, (*common, *suite.inputs), root)}
     found |= {f"../shared/{path}": shared_digest(root.parent / "shared" / path) for path in suite.shared}
     return found | versions(suite.versions)
 
 
-def key(suite: Suite, found: dict[str, str]) -> str:
-    """Return the key: 16 hex digits."""
-    lines = [suite.name, *(f"{name}\0{value}" for name, value in sorted(found.items()))]
+def key(found: dict[str, str]) -> str:
+    """Return the key of what an outcome depends on: 16 hex digits."""
+    lines = (f"{name}\0{value}" for name, value in sorted(found.items()))
     return hashlib.sha256("\0\n".join(lines).encode()).hexdigest()[:16]

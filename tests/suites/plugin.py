@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 
 from tests.slowest_files import CPU_S
 
-from .table import DEFAULT, SANDBOX, marks
+from .table import DEFAULT, ROOT, SANDBOX, Suite, marks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,10 +41,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=select(items, name))
 
 
-def suite_of(item: pytest.Item, suites: Collection[str]) -> str:
-    """Return the name of a test's suite: its closest mark of one, that of a function before that of its module."""
+def suite_of(item: pytest.Item, suites: dict[str, Suite]) -> str:
+    """Return the mark of a test's suite: its closest one, that of a function before that of its module.
+
+    A test that lies where its suite collects none is of ``fast``, so that it is run somewhere.
+    """
     names = [mark.name for mark in item.iter_markers() if mark.name in suites]
-    return next((name for name in names if name != SANDBOX), names[0] if names else DEFAULT)
+    name = next((name for name in names if name != SANDBOX), names[0] if names else DEFAULT)
+    collected = name in suites and any(item.path.is_relative_to(ROOT / path) for path in suites[name].tests)
+    return name if collected else DEFAULT
 
 
 def select(items: list[pytest.Item], name: str) -> list[pytest.Item]:
@@ -61,7 +66,7 @@ class Outcomes:
 
     Args:
         file: The file, JSON: ``passed`` (number of tests), ``failed`` (node id to output), ``skipped`` (reason to
-            number of tests), ``cpu_s`` and ``wall_s`` (test file to seconds).
+            number of tests), ``cpu_s`` (test file to seconds of processor time).
     """
 
     def __init__(self, file: Path) -> None:
@@ -70,13 +75,11 @@ class Outcomes:
         self._failed: dict[str, str] = {}
         self._skipped: Counter[str] = Counter()
         self._cpu: Counter[str] = Counter()
-        self._wall: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a report. With pytest-xdist the reports come from its workers."""
         file = report.nodeid.partition("::")[0]
         self._cpu[file] += dict(report.user_properties).get(CPU_S, 0.0)  # type: ignore[arg-type, call-overload]
-        self._wall[file] += report.duration
         if report.failed:
             self._failed[report.nodeid] = "\n".join(_texts(report))
             self._passed.discard(report.nodeid)
@@ -97,7 +100,6 @@ class Outcomes:
             "failed": self._failed,
             "skipped": dict(self._skipped),
             "cpu_s": dict(self._cpu),
-            "wall_s": dict(self._wall),
         }
         self._file.write_text(json.dumps(told), encoding="utf-8")
 

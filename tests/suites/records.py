@@ -9,7 +9,9 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-PLACE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "errata/ci"
+from .keys import CACHE
+
+PLACE = CACHE / "ci"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,10 @@ class Records:
     def passed(self, suite: str, key: str) -> Pass | None:
         """Return the record of a suite that passed with a key; None if there is none that can be read whole."""
         with contextlib.suppress(OSError, ValueError, TypeError):
-            record = Pass(**json.loads((self._passes / f"{suite}-{key}.json").read_text(encoding="utf-8")))
+            file = self._passes / f"{suite}-{key}.json"
+            record = Pass(**json.loads(file.read_text(encoding="utf-8")))
             if (record.suite, record.key) == (suite, key) and record.date:
+                os.utime(file)  # of several branches, the one that is tested keeps its record
                 return record
         return None
 
@@ -72,7 +76,7 @@ class Records:
         _write(self._passes / f"{record.suite}-{record.key}.json", asdict(record))
         files = self._passes.glob(f"{record.suite}-{'?' * len(record.key)}.json")
         for old in sorted(files, key=lambda file: file.stat().st_mtime)[:-10]:
-            old.unlink()
+            old.unlink(missing_ok=True)
 
     def flaky(self) -> list[Flaky]:
         """Return the tests that were flaky before.

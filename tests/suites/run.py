@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import threading
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +25,13 @@ UNAVAILABLE = 69
 """Exit status of a command that cannot run on this machine, as in sysexits.h."""
 OPENENV = "scripts/openenv_source.sh --where"
 """Succeeds where OpenEnv's source was exported for the tests."""
-NO_TESTS = 5
-"""Exit status of pytest if it collected no tests."""
+OPENENV_ABSENT = "make openenv-source"
+"""Part of the reason for which tests are skipped without that source."""
+FAILED_TESTS = 1
+"""Exit status of pytest if tests failed and nothing else went wrong."""
+TIMED_OUT = 124
+REQUIRE_ALL = bool(os.environ.get("REQUIRE_ALL"))
+"""Whether what this machine lacks is a failure: a test skipped for an unexpected reason, an engine that cannot run."""
 
 
 @dataclass(kw_only=True)
@@ -33,7 +40,7 @@ class Result:
 
     Args:
         suite: The suite.
-        status: ``passed``, ``failed``, ``not run`` or ``unchanged``.
+        status: ``failed``, ``passed``, ``not run`` or ``unchanged``.
         why: The reason if it was not run, or what to add to the status.
         key: Key of the suite; empty if it has none.
         seconds: Time that it took.
@@ -45,7 +52,7 @@ class Result:
     """
 
     suite: Suite
-    status: str = "passed"
+    status: str = "failed"
     why: str = ""
     key: str = ""
     seconds: float = 0.0
@@ -64,13 +71,14 @@ class Processes:
         self._lock = threading.RLock()  # a signal's handler takes it in the thread that may hold it
         self._ended = False
 
-    def call(self, command: list[str], log: Path, *, shown: bool) -> int:
+    def call(self, command: list[str], log: Path, *, shown: bool, timeout_s: float) -> int:
         """Run a command in a process group of its own, with its output in a file, and return its exit status.
 
         Args:
             command: Program and arguments.
             log: File that gets the output, behind what it has.
             shown: Whether the output goes to this process's output, too.
+            timeout_s: Seconds after which the process group is killed; the status is 124 then.
         """
         with log.open("ab") as file:
             file.write(f"$ {shlex.join(command)}\n".encode())
@@ -87,29 +95,47 @@ class Processes:
                     start_new_session=True,
                 )
                 self._live.add(process)
+            late = threading.Event()
+
+            def end() -> None:
+                late.set()
+                _signal(process, signal.SIGKILL)
+
+            timer = threading.Timer(timeout_s, end)
+            timer.daemon = True
+            timer.start()
             try:
                 if process.stdout is not None:
                     while part := process.stdout.read1(65536):  # type: ignore[attr-defined]
                         file.write(part)
                         os.write(1, part)
-                return process.wait()
+                status = process.wait()
+                if late.is_set():
+                    file.write(f"did not end within {timeout_s:g} s\n".encode())
+                    return TIMED_OUT
+                return status
             finally:
+                timer.cancel()
                 with self._lock:
                     self._live.discard(process)
 
     def end(self) -> None:
-        """End all processes and start no more: SIGTERM, and SIGKILL to what is left after ten seconds."""
+        """End all processes and start no more: SIGTERM, and SIGKILL to what is left after a minute."""
         with self._lock:
             self._ended = True
             live = list(self._live)
         for sent in (signal.SIGTERM, signal.SIGKILL):
             for process in live:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, sent)
-            for _ in range(100):
+                _signal(process, sent)
+            for _ in range(600):
                 if all(process.poll() is not None for process in live):
                     break
                 time.sleep(0.1)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def pytest_command(suite: Suite, outcomes: Path, workers: int, tests: list[str] | None = None) -> list[str]:
@@ -128,60 +154,73 @@ def pytest_command(suite: Suite, outcomes: Path, workers: int, tests: list[str] 
     return [*command, *suite.options, *(f"--ignore-glob={one}" for one in suite.ignore), *(tests or suite.tests)]
 
 
-def run(suite: Suite, processes: Processes, workers: int, *, shown: bool) -> Result:
-    """Run a suite.
+def run(result: Result, processes: Processes, workers: int, *, shown: bool) -> None:
+    """Run a suite, and say in its result what became of it before any test is run again.
 
     Args:
-        suite: The suite.
-        processes: What runs its commands.
-        workers: Number of processes for its tests.
-        shown: Whether its output is shown while it runs.
-
-    Returns:
-        What became of it, before any test is run again.
+        result: The suite's result.
+        processes: What runs the suite's commands.
+        workers: Number of processes for the suite's tests.
+        shown: Whether the suite's output is shown while it runs.
     """
-    result = Result(suite=suite)
+    began = time.monotonic()
+    try:
+        _run(result, processes, workers, shown=shown)
+    except Exception:  # of the machine, such as a full disk: it has to be a failure, not a thread that ends
+        result.failed = {result.suite.name: traceback.format_exc()}
+    result.seconds = time.monotonic() - began
+    if result.failed:
+        result.status = "failed"
+
+
+def _run(result: Result, processes: Processes, workers: int, *, shown: bool) -> None:
+    suite = result.suite
     log = LOGS / f"{suite.name}.log"
     log.unlink(missing_ok=True)
     outcomes = LOGS / f"{suite.name}.json"
     outcomes.unlink(missing_ok=True)
-    began = time.monotonic()
-    before = [f"{ENVIRONMENTS} {' '.join(suite.environments)}"] if suite.environments else []
-    if suite.openenv and processes.call(["bash", "-c", OPENENV], log, shown=False):
+
+    def call(command: list[str], *, shown: bool) -> int:
+        return processes.call(command, log, shown=shown, timeout_s=suite.timeout_s)
+
+    if suite.openenv and call(["bash", "-c", OPENENV], shown=False) == UNAVAILABLE:
         result.status, result.why = "not run", "OpenEnv's source is not here: make openenv-source FROM=DIR"
-        return result
+        return
+    before = [f"{ENVIRONMENTS} {' '.join(suite.environments)}"] if suite.environments else []
     for script in (*before, *suite.scripts):
-        if processes.call(["bash", "-c", script], log, shown=shown):
-            result.status, result.failed = "failed", {suite.name: _tail(log)}
-            return result
+        if call(["bash", "-c", script], shown=shown):
+            result.failed = {suite.name: _tail(log)}
+            return
     if suite.tests:
-        status = processes.call(pytest_command(suite, outcomes, workers), log, shown=shown)
+        status = call(pytest_command(suite, outcomes, workers), shown=shown)
         _read(result, outcomes)
     else:
-        status = processes.call([part.format(jobs=workers) for part in suite.command], log, shown=shown)
+        status = call([part.format(jobs=workers) for part in suite.command], shown=shown)
         result.passed = 1 - bool(status)
-    result.seconds = time.monotonic() - began
-    if status == UNAVAILABLE and not os.environ.get("REQUIRE_ALL"):
+    if status == UNAVAILABLE and not REQUIRE_ALL:
         result.status, result.why = "not run", _tail(log, 1).strip()
-    elif status or (suite.tests and not outcomes.exists()):
-        result.status = "failed"
-        result.failed = result.failed or {suite.name: f"exit status {status}\n{_tail(log)}"}
-    return result
+    elif status not in (0, FAILED_TESTS) or bool(status) != bool(result.failed) or not (result.passed or result.failed):
+        result.failed[suite.name] = f"exit status {status}\n{_tail(log)}"
+    else:
+        result.status = "passed"
+        for reason in result.skipped if REQUIRE_ALL else ():
+            if not any(re.search(allowed, reason) for allowed in (*suite.skips, OPENENV_ABSENT)):
+                result.failed[f"{suite.name}: skipped"] = reason
 
 
 def run_again(result: Result, processes: Processes) -> None:
     """Run each failed test of a suite once more, alone, and say in the result which of them passed.
 
-    Nothing is repeated of a suite that is a command, or of one that could not collect its tests.
+    Nothing is repeated of a suite that is a command, or that failed in another way than by tests.
     """
     suite = result.suite
-    if not suite.tests or any("::" not in test for test in result.failed):
+    if any("::" not in test for test in result.failed):
         return
     for number, test in enumerate(list(result.failed)):
         outcomes = LOGS / f"{suite.name}-again-{number}.json"
         outcomes.unlink(missing_ok=True)
-        command = pytest_command(suite, outcomes, 1, [test])
-        status = processes.call(command, LOGS / f"{suite.name}-again.log", shown=False)
+        log = LOGS / f"{suite.name}-again.log"
+        status = processes.call(pytest_command(suite, outcomes, 1, [test]), log, shown=False, timeout_s=suite.timeout_s)
         again = Result(suite=suite)
         _read(again, outcomes)
         if status == 0 and again.passed:

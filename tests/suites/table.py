@@ -38,6 +38,8 @@ class Suite:
         uses: Paths in the repository that the outcome depends on, beside those of all suites and the tests.
         shared: Paths of ``../shared`` that are read.
         versions: Commands whose output is part of the key.
+        skips: Patterns of reasons for which tests of the suite may be skipped in ``.ci/run``.
+        timeout_s: Seconds after which one command of the suite is ended.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Suite:
     uses: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
+    skips: tuple[str, ...] = ()
+    timeout_s: float = 3000.0
 
     @property
     def mark(self) -> str:
@@ -66,9 +70,10 @@ class Suite:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Paths in the repository that the outcome depends on, without those of all suites."""
-        tested = (path.partition("::")[0] for path in self.tests)
-        folders = (str(Path(path).parent) if path.endswith(".py") else path for path in tested)
-        return tuple(sorted({*folders, *self.uses} - {"tests"}))
+        alone = ("tests", ".")  # a file directly below tests/ has no room of its own
+        files = {path for path in self.tests if path.endswith(".py") and str(Path(path).parent) not in alone}
+        rooms = (str(Path(path).parent) if path in files else path for path in self.tests)
+        return tuple(sorted({*rooms, *self.uses}))
 
 
 def load(file: Path = FILE) -> tuple[tuple[str, ...], dict[str, Suite]]:

@@ -21,7 +21,7 @@ from errata_server.sandbox.base_trees.tree import find_base
 from swe_bench_lite_env.programs.cli import main
 from tests.sandbox.as_user import REPOSITORY, UID, as_user
 
-from .preparing import dump, files, git, instance, mirror, python_or_skip, recipe, shared_data, write
+from .preparing import dump, files, git, instance, kept_place, mirror, python_or_skip, recipe, shared_data, write
 
 pytestmark = [pytest.mark.prepare, pytest.mark.sandbox, pytest.mark.timeout(1800)]
 COUNTS = {
@@ -40,7 +40,7 @@ IN_ONE_STORE = ("pallets__flask-4992", "pallets__flask-5063")
 
 @pytest.fixture(scope="module", autouse=True)
 def kept() -> Iterator[None]:
-    place = Path(__file__).resolve().parents[3] / ".cache/swe"
+    place = kept_place()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ERRATA_SWE_STORE", str(place / "store"))
         patch.setenv("ERRATA_BASE_DIR", str(place / "bases"))

@@ -15,7 +15,7 @@ from swe_bench_lite_env.programs.cli import main
 from swe_bench_lite_env.recipes import load_recipes
 from swe_bench_lite_env.server.prepare.sources import build_key
 from swe_bench_lite_env.server.prepare.store import Store
-from tests.envs.swe.preparing import python_or_skip, shared_data
+from tests.envs.swe.preparing import kept_place, python_or_skip, shared_data
 
 from .conftest import RunningBroker
 
@@ -28,7 +28,6 @@ new file mode 100644
 @@ -0,0 +1 @@
 +nothing is repaired
 """
-CACHE = Path(__file__).resolve().parents[3] / ".cache/swe"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -51,8 +50,8 @@ def test_gradings_have_the_outcomes_of_the_namespace_backend(
 ) -> None:
     data = shared_data()
     python_or_skip("3.11")
-    monkeypatch.setenv("ERRATA_SWE_STORE", str(CACHE / "store"))
-    monkeypatch.setenv("ERRATA_BASE_DIR", str(CACHE / "bases"))
+    monkeypatch.setenv("ERRATA_SWE_STORE", str(kept_place() / "store"))
+    monkeypatch.setenv("ERRATA_BASE_DIR", str(kept_place() / "bases"))
     monkeypatch.setenv("ERRATA_SANDBOXD_SOCKET", str(broker.sockets["two"]))
     files = ("--dataset", str(data / "swebench_lite_subset.jsonl"), "--recipes", str(data / "swe_recipes.json"))
     inputs = [*files, "--instance", name]
