@@ -22,7 +22,7 @@ from .suites.table import ROOT, Suite, load
 COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
 TRAINING = {"training", "ranks", "projects", "learning"}
-ON_THE_SERVER = set(HASHED) - {"upstream-patches"}
+ON_THE_SERVER = set(HASHED) - {"upstream-patches", "oracles"}
 INSTALLED = {"latest", "wheel"}
 PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage", "browser"}
 """Suites that play an environment of `envs/`."""
@@ -94,9 +94,9 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
         pytest.param("requirements/trainer.lock", TRAINING, id="lock of the trainer"),
         pytest.param("trainer_adapter/errata_trainer/driver.py", {*TRAINING, "docker", *INSTALLED}, id="trainer"),
-        pytest.param("envs/terminal_env/spec.py", PLAYED, id="environment"),
+        pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles"}, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="kit"),
-        pytest.param("../shared/data/rows.jsonl", {"docker", "redteam", "swe", "prepare"}, id="shared data"),
+        pytest.param("../shared/data/rows.jsonl", {"docker", "redteam", "swe", "oracles", "prepare"}, id="shared data"),
         pytest.param("../shared/vectors/sdpo_loss.json", set(), id="shared vector, read in tier 1"),
         pytest.param("docs/training.md", {"latest"}, id="page"),
         pytest.param("tests/test_packaging.py", {"wheel"}, id="test"),
@@ -158,10 +158,13 @@ def folders(modules: Iterator[str]) -> set[str]:
         top, *rest = module.split(".")
         if top in PACKAGES:
             found.add(PACKAGES[top])
-        elif top == "tests" and rest and (ROOT / "tests" / rest[0]).is_dir():
-            found.add(f"tests/{rest[0]}")
         elif top == "tests" and rest:
-            found.add(f"tests/{rest[0]}.py")
+            place = ROOT / "tests" / "/".join(rest)
+            if place.is_dir():
+                found.add(str(place.relative_to(ROOT)))
+            else:
+                folder = place.parent.relative_to(ROOT)
+                found.add(f"{folder}/{place.name}.py" if folder == Path("tests") else str(folder))
     return found
 
 

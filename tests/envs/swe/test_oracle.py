@@ -32,7 +32,7 @@ from swe_bench_lite_env.rules.verdict import compose_log, judge
 from .conftest import ROOT, missing
 from .made_logs import REPOS, case
 
-pytestmark = [pytest.mark.swe, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.oracles, pytest.mark.timeout(600)]
 
 FOREIGN = Path(__file__).parent / "foreign"
 SUITE = FOREIGN / "suite"
@@ -47,7 +47,7 @@ def environment(name: str) -> str:
     """Return the Python of a locked environment."""
     python = ROOT / ".cache" / name / "bin/python"
     if not python.exists():
-        missing(f"{python}, which make test-swe makes,")
+        missing(f"{python}, which make test-oracles makes,")
     return str(python)
 
 
