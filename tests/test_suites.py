@@ -89,14 +89,16 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("server/errata_server/sandbox/launcher/launcher.py", ON_THE_SERVER, id="launcher program"),
         pytest.param("pyproject.toml", set(HASHED), id="entry point"),
         pytest.param("scripts/setup.sh", set(HASHED), id="shell script of the set-up"),
-        pytest.param("docker/entrypoint.sh", {"docker"}, id="shell script of the image"),
+        pytest.param("docker/entrypoint.sh", {"docker", "containers"}, id="shell script of the image"),
         pytest.param("compose.yaml", {"docker"}, id="compose file"),
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
         pytest.param("requirements/trainer.lock", TRAINING, id="lock of the trainer"),
         pytest.param("trainer_adapter/errata_trainer/driver.py", {*TRAINING, "docker", *INSTALLED}, id="trainer"),
         pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles"}, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="kit"),
-        pytest.param("../shared/data/rows.jsonl", {"docker", "redteam", "swe", "oracles", "prepare"}, id="shared data"),
+        pytest.param(
+            "../shared/data/rows.jsonl", {"containers", "redteam", "swe", "oracles", "prepare"}, id="shared data"
+        ),
         pytest.param("../shared/vectors/sdpo_loss.json", set(), id="shared vector, read in tier 1"),
         pytest.param("docs/training.md", {"latest"}, id="page"),
         pytest.param("tests/test_packaging.py", {"wheel"}, id="test"),

@@ -140,7 +140,8 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 def pytest_command(suite: Suite, outcomes: Path, workers: int, tests: list[str] | None = None) -> list[str]:
     """Return the command that runs a suite's tests, or some of them."""
-    engine = ["docker/engine.sh", "run", "--"] if suite.engine and not os.environ.get("ERRATA_ENGINE") else []
+    started = suite.engine and not os.environ.get("ERRATA_ENGINE")
+    engine = ["docker/engine.sh", "run", f".cache/engine-{suite.name}", "--"] if started else []
     command = [
         *engine,
         suite.python,

@@ -19,7 +19,7 @@ from errata_sandboxd.schema import VERBS
 
 from .conftest import IMAGE, RunningBroker
 
-pytestmark = pytest.mark.docker
+pytestmark = pytest.mark.containers
 
 NOWHERE = "0" * 64
 

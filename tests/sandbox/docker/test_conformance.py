@@ -9,7 +9,7 @@ from errata_server.sandbox.docker.backend import DockerBackend
 
 from ..conformance import SandboxConformance
 
-pytestmark = pytest.mark.docker
+pytestmark = pytest.mark.containers
 
 
 class TestDocker(SandboxConformance):

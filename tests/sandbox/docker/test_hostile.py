@@ -13,7 +13,7 @@ from errata_server.sandbox.docker.backend import DockerBackend
 
 from .. import test_hostile as battery
 
-pytestmark = pytest.mark.docker
+pytestmark = pytest.mark.containers
 
 DIFFERENT = {
     "test_03_many_large_files_meet_the_quota": "the engine counts twice a second: a slower writer is used",

@@ -16,7 +16,7 @@ from tests.client.loopback import served
 from .conftest import RunningBroker
 from .test_served import application, terminal
 
-pytestmark = pytest.mark.docker
+pytestmark = pytest.mark.containers
 
 DOCKERFILE = """FROM errata/base:default
 ARG WORD=plain

@@ -29,7 +29,7 @@ from tests.machine_speed import SLOWDOWN
 
 from .conftest import RunningBroker, remove_all, start_broker
 
-pytestmark = pytest.mark.docker
+pytestmark = pytest.mark.containers
 
 
 def containers_of(api: Any, broker: RunningBroker, owner: str = "one") -> list[str]:

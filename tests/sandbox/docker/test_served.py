@@ -13,7 +13,7 @@ from tests.client.loopback import served
 
 from .conftest import RunningBroker
 
-pytestmark = pytest.mark.docker
+pytestmark = pytest.mark.containers
 
 terminal = pytest.importorskip("terminal_env")
 NAME = "access-report"

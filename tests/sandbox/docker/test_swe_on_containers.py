@@ -19,7 +19,7 @@ from tests.envs.swe.preparing import kept_place, python_or_skip, shared_data
 
 from .conftest import RunningBroker
 
-pytestmark = [pytest.mark.docker, pytest.mark.sandbox, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.containers, pytest.mark.sandbox, pytest.mark.timeout(1200)]
 NAMES = ("pallets__flask-4992", "pallets__flask-5063")
 USELESS = """diff --git a/NOTES.txt b/NOTES.txt
 new file mode 100644
