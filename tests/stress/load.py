@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program of the command line and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress.load", description=__doc__)
     cores = os.cpu_count() or 1
-    parser.add_argument("--busy", type=int, default=2 * cores, help="busy loops (default: two for each core)")
+    parser.add_argument("--busy", type=int, default=cores, help="busy loops (default: one for each core)")
     parser.add_argument("--writers", type=int, default=2, help="processes that write and sync (default: 2)")
     parser.add_argument("--file-mib", type=int, default=64, help="most that a writer holds, in MiB (default: 64)")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where writers write")
