@@ -98,7 +98,8 @@ class Run:
         def work() -> None:
             with contextlib.suppress(queue.Empty):
                 while True:
-                    self._one(waiting.get_nowait(), 1, shown=False)
+                    result = waiting.get_nowait()
+                    self._one(result, result.suite.workers, shown=False)
 
         threads = [threading.Thread(target=work) for _ in range(min(self._at_once, len(todo)))]
         for thread in threads:

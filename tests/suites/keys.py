@@ -91,7 +91,7 @@ def versions(commands: Iterable[str] = ()) -> dict[str, str]:
 
 def parts(suite: Suite, common: Iterable[str], tree: str, root: Path = ROOT) -> dict[str, str]:
     """Return what a suite's outcome depends on: names, and the digest or version of each."""
-    found = {"suite": repr(suite), **objects(tree, (*common, *suite.inputs), root)}
+    found = {"suite": suite.how, **objects(tree, (*common, *suite.inputs), root)}
     found |= {f"../shared/{path}": shared_digest(root.parent / "shared" / path) for path in suite.shared}
     return found | versions(suite.versions)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,9 @@ class Suite:
         engine: Whether the tests need a container engine: the one that ``ERRATA_ENGINE`` names, else one
             that is started.
         openenv: Whether the suite runs code of OpenEnv's repository (``make openenv-source``).
-        both: Whether the suite may use both cores of a machine with two; else it shares them with other suites.
+        both: Whether the suite runs alone, on all cores; else it shares them with other suites.
+        workers: Number of processes for the tests of a suite that shares the cores; more than 1 if they wait for most
+            of their time.
         uses: Paths in the repository that the outcome depends on, beside those of all suites and the tests.
         shared: Paths of ``../shared`` that are read.
         versions: Commands whose output is part of the key.
@@ -56,6 +58,7 @@ class Suite:
     engine: bool = False
     openenv: bool = False
     both: bool = False
+    workers: int = 1
     uses: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
@@ -66,6 +69,14 @@ class Suite:
     def mark(self) -> str:
         """Mark of the suite's tests."""
         return self.name.replace("-", "_")
+
+    @property
+    def how(self) -> str:
+        """What is run, for the key: fields that are not as by default, without those of inputs and texts."""
+        left = ("tier", "about", "uses", "shared", "versions")
+        chosen = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left}
+        default = {one.name: one.default for one in fields(self)}
+        return repr({name: value for name, value in chosen.items() if value != default[name]})
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -90,8 +101,8 @@ def load(file: Path = FILE) -> tuple[tuple[str, ...], dict[str, Suite]]:
     common = tuple(table.pop("common")["uses"])
     suites = {}
     for name, own in table.items():
-        fields = own if "like" not in own else table[own["like"]] | own
-        given = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        whole = own if "like" not in own else table[own["like"]] | own
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in whole.items()}
         given.pop("like", None)
         suite = Suite(name=name, **given)
         if bool(suite.tests) == bool(suite.command):
