@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -122,7 +123,9 @@ async def test_the_journal_commits_while_sessions_fill_the_disk(own_disk: Path) 
     greed = (box.run(FILL, timeout_s=60.0) for box in greedy)
     results = await asyncio.gather(*greed, return_exceptions=True)
     assert not committing.done(), committing.result()
-    assert not waiting.done(), "a command that wrote nothing is not stopped for the others"
+    if waiting.done():  # a command that wrote nothing is stopped only once half of the reserve is used, too
+        free, reserve = re.findall(r"(\d+) MiB", str(waiting.exception()))
+        assert 2 * int(free) <= int(reserve), str(waiting.exception())
     assert [type(result) for result in results] == [SandboxFailed] * 3, results
     assert "free space" in str(results[0])
     assert least > 0 and commits > 0
