@@ -219,7 +219,7 @@ class Checkout:
     """A checkout's environments.
 
     Args:
-        root: Its directory.
+        root: Directory of the checkout.
         cache: What its user's checkouts share.
     """
 

@@ -61,8 +61,8 @@ def processor_s(function: Callable[[], object]) -> float:
 class Costs:
     """Processor time in multiples of what something harmless costs, for work inside C functions, which nobody counts.
 
-    A busy machine makes both slower. Whoever exceeds a bound is measured again, in turns with the harmless one, so that
-    a multiple is too large only if the work is.
+    A busy machine makes both slower. A function that exceeds a bound is measured again, in turns with the harmless one,
+    so that a multiple is too large only if the work is.
 
     Args:
         harmless: What is known to cost little.

@@ -35,7 +35,7 @@ class Checkout:
     """A repository laid out as OpenEnv's, from which the script exports.
 
     Args:
-        path: Its top.
+        path: Top of the repository.
         cache: The user's cache, for ``XDG_CACHE_HOME``.
     """
 

@@ -279,7 +279,7 @@ class Project:
     """A small repository with suites of its own.
 
     Args:
-        root: Its directory.
+        root: Directory of the repository, without files yet.
     """
 
     def __init__(self, root: Path) -> None:

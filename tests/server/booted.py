@@ -104,9 +104,9 @@ def boot(
 
     Args:
         machine: The machine.
-        env: As for `create_fastapi_app`.
+        env: Environment, as `create_fastapi_app` takes it.
         play: What clients do.
-        **more: As for `create_fastapi_app`.
+        **more: More arguments of `create_fastapi_app`.
     """
 
     async def program(machine: SimulatedMachine) -> None:

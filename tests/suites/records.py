@@ -19,12 +19,12 @@ class Pass:
     """A suite that passed.
 
     Args:
-        suite: Its name.
-        key: The key it passed with.
+        suite: Name of the suite.
+        key: Key that the suite passed with.
         date: Day and time, in UTC.
         commit: The commit that was checked out.
         passed: Number of tests that passed.
-        seconds: Time that it took.
+        seconds: Time that the suite took.
     """
 
     suite: str
@@ -40,7 +40,7 @@ class Flaky:
     """A test that failed, and passed when it was run again alone.
 
     Args:
-        test: Its node id.
+        test: Node id of the test.
         date: Day and time, in UTC.
         commit: The commit that was checked out.
     """

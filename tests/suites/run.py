@@ -43,7 +43,7 @@ class Result:
         status: ``failed``, ``passed``, ``not run`` or ``unchanged``.
         why: The reason if it was not run, or what to add to the status.
         key: Key of the suite; empty if it has none.
-        seconds: Time that it took.
+        seconds: Time that the suite took.
         passed: Number of tests that passed.
         failed: Node ids of tests that failed, each with its output. The name of a suite stands for a command.
         flaky: Node ids of tests that failed, and passed when they were run again.
