@@ -66,7 +66,7 @@ class Run:
         todo = [result for result in map(self._planned, suites) if result.status != "unchanged"]
         alone = [result for result in todo if result.suite.both or len(todo) == 1]
         for result in alone:
-            self._one(result, self._workers, shown=len(todo) == 1)
+            self._one(result, max(self._workers, result.suite.workers), shown=len(todo) == 1)
         self._side_by_side([result for result in todo if result not in alone])
         if self._ci and 0 < sum(len(result.failed) for result in todo) <= MOST_FLAKY:
             for result in todo:

@@ -35,8 +35,7 @@ class Suite:
             that is started.
         openenv: Whether the suite runs code of OpenEnv's repository (``make openenv-source``).
         both: Whether the suite runs alone, on all cores; else it shares them with other suites.
-        workers: Number of processes for the tests of a suite that shares the cores; more than 1 if they wait for most
-            of their time.
+        workers: Least number of processes for the suite's tests; more than 1 if they wait for most of their time.
         uses: Paths in the repository that the outcome depends on, beside those of all suites and the tests.
         shared: Paths of ``../shared`` that are read.
         versions: Commands whose output is part of the key.
