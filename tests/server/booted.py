@@ -36,7 +36,7 @@ class Socket(Peer):
     """A plain socket, whose first message makes the server add eid and t to its answers.
 
     Attributes:
-        told: What that message is answered: capabilities with the session's sid, eid and t, or why it cannot be had.
+        told: Reply to the first message: capabilities with the session's sid, eid and t, or the error.
     """
 
     told: dict[str, Any]

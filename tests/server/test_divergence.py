@@ -147,7 +147,7 @@ def has_the_seed_of(data_dir: Path, server: ServerProcess) -> bool:
 
 @dataclass
 class Elsewhere:
-    """What a server under another hash seed than this process left when it was killed, and what it had told."""
+    """The journal of a killed server with another hash seed than this process, and the replies that it sent."""
 
     data_dir: Path
     seed: str
