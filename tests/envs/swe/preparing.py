@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import subprocess
+import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +17,15 @@ from typing import Any
 
 import pytest
 
+from errata_server import sandbox
 from swe_bench_lite_env.dataset import Instance, read_row
 from swe_bench_lite_env.recipes import Recipe, read_recipe
 from swe_bench_lite_env.server import prepare
 from swe_bench_lite_env.server.prepare import interpreters
+from tests.suites.keys import CACHE
+
+ROOT = Path(__file__).resolve().parents[3]
+UNUSED_S = 7 * 86_400.0
 
 RUNNER = """\
 import importlib, sys, traceback
@@ -201,21 +209,31 @@ def python_or_skip(version: str) -> str:
 
 def shared_data() -> Path:
     """Return the directory of real rows and recipes beside the checkout; without it the test is skipped."""
-    place = Path(__file__).resolve().parents[3].parent / "shared/data"
+    place = ROOT.parent / "shared/data"
     if not (place / "swe_recipes.json").is_file():
         pytest.skip("../shared/data with real rows of SWE-bench Lite is not here")
     return place
 
 
 def kept_place() -> Path:
-    """Return where this checkout keeps prepared instances and base trees: one directory for each state of the code.
+    """Return where this user keeps prepared instances and base trees: one directory for each state of what makes them.
 
-    Otherwise a run after a change would validate what the code before had built.
+    Otherwise a run after a change would validate what the code before had built. Places that no test has used for a
+    week are removed.
     """
+    data = ROOT.parent / "shared/data"
+    sources = [*Path(prepare.__file__).parent.rglob("*.py"), *Path(sandbox.__file__).parent.rglob("*.py")]
     digest = hashlib.sha256()
-    for file in sorted(Path(prepare.__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return Path(__file__).resolve().parents[3] / ".cache/swe" / digest.hexdigest()[:12]
+    for file in (*sorted(sources), data / "swe_recipes.json", data / "swebench_lite_subset.jsonl"):
+        digest.update(file.read_bytes() if file.is_file() else b"")
+    place = CACHE / "swe-tests" / digest.hexdigest()[:12]
+    place.mkdir(parents=True, exist_ok=True)
+    os.utime(place)
+    for other in place.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run removes it
+            if other.stat().st_mtime < time.time() - UNUSED_S:
+                shutil.rmtree(other)
+    return place
 
 
 def dump(directory: Path, rows: list[Instance], recipes: list[Recipe]) -> tuple[Path, Path]:

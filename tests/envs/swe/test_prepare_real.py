@@ -1,6 +1,7 @@
 """Real rows of SWE-bench Lite from ``../shared/data``, prepared and validated by the command, from the package index.
 
-The counts are those of a run by hand with the same recipes. Prepared instances stay in ``.cache/swe`` of the checkout.
+The counts are those of a run by hand with the same recipes. Prepared instances stay in
+the user's cache until what builds them changes.
 """
 
 from __future__ import annotations
