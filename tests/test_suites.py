@@ -432,6 +432,27 @@ def test_a_suite_that_lacks_openenvs_source_is_not_run_and_not_recorded(project:
     assert project.run("slow")[1][-1].startswith("1 passed"), "a broken script is no reason to skip"
 
 
+def test_suites_share_an_engine_which_the_run_stops(project: Project) -> None:
+    engine = 'engine = "images"\n'
+    project.write("tests/suites/suites.toml", TABLE.replace("[other]", f"{engine}[other]") + engine)
+    project.write("docker/engine.sh", '#!/bin/sh\necho "$1 ${2##*/}" >>.cache/asked\nexit $(cat .cache/status)\n')
+    (project.root / "docker/engine.sh").chmod(0o755)
+    project.write(".cache/status", "0\n")
+    reads = "import os\n" + SLOW + "    assert os.environ['ERRATA_ENGINE'] == os.environ['DOCKER_HOST']\n"
+    project.write("tests/slow/test_slow.py", reads + "    assert 'engine-images' in os.environ['DOCKER_HOST']\n")
+    asked = project.root / ".cache/asked"
+    assert project.run("--tiers", "2", "3", ERRATA_ENGINE="")[1][-1] == "3 passed, 0 failed, 0 skipped"
+    assert asked.read_text("utf-8").splitlines() == ["up engine-images", "up engine-images", "down engine-images"]
+    asked.unlink()
+    assert project.run("slow", ERRATA_ENGINE="engine-images", DOCKER_HOST="engine-images")[0] == 0
+    assert not asked.exists(), "the caller's engine is used, and left alone"
+    project.write(".cache/status", "69\n")
+    assert project.run("slow", ERRATA_ENGINE="")[0] == 69
+    project.write(".cache/status", "1\n")
+    status, printed = project.run("slow", ERRATA_ENGINE="")
+    assert status == 1 and printed[-2] == "FAILED [slow] slow"
+
+
 def test_what_a_machine_cannot_run_fails_where_all_is_required(project: Project) -> None:
     project.write("tests/slow/test_slow.py", SLOW + "    pytest.skip('no such program')\n")
     status, printed = project.run("--tiers", "3", "--ci", REQUIRE_ALL="1")

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from ..slowest_files import SLOWEST
 from . import keys
 from .records import Flaky, Pass, Records
-from .run import LOGS, OPENENV_ABSENT, UNAVAILABLE, Processes, Result, run, run_again
+from .run import LOGS, OPENENV_ABSENT, UNAVAILABLE, Processes, Result, run, run_again, starts_engine, stop_engine
 from .table import Suite, load
 
 BY_HASH = 3
@@ -76,6 +76,11 @@ class Run:
                     Records().add_flaky([Flaky(test=test, date=_now(), commit=_commit()) for test in result.flaky])
         self.seconds[number] += int(time.monotonic() - began)
         return all(result.status != "failed" for result in todo)
+
+    def stop_engines(self) -> None:
+        """Stop the container engines that were started for suites."""
+        for suite in {one.suite.engine: one.suite for one in self.results if starts_engine(one.suite)}.values():
+            stop_engine(suite)
 
     def _parts(self, suite: Suite) -> dict[str, str]:
         return keys.parts(suite, self._common, keys.working_tree())
@@ -283,6 +288,8 @@ def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple
     except subprocess.CalledProcessError as error:
         print(f"suites: {error}: {error.stderr.strip()}", file=sys.stderr)
         return 2
+    finally:
+        whole.stop_engines()
     write_summary(whole, time.time() - began)
     status = summary(whole, before, time.time() - began)
     if args.suites and not status and any(result.status == "not run" for result in whole.results):

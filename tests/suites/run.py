@@ -138,12 +138,28 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
+def starts_engine(suite: Suite) -> bool:
+    """Return whether an engine is started for a suite: it needs one, and the caller has named none."""
+    return bool(suite.engine) and not os.environ.get("ERRATA_ENGINE")
+
+
+def engine_directory(suite: Suite) -> Path:
+    """Return the directory of the engine that is started for a suite."""
+    return ROOT / f".cache/engine-{suite.engine}"
+
+
+def stop_engine(suite: Suite) -> None:
+    """Stop the engine that was started for a suite, and remove what it has built."""
+    with (LOGS / f"engine-{suite.engine}.log").open("ab") as log:
+        command = ["docker/engine.sh", "down", str(engine_directory(suite))]
+        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+
+
 def pytest_command(suite: Suite, outcomes: Path, workers: int, tests: list[str] | None = None) -> list[str]:
     """Return the command that runs a suite's tests, or some of them."""
-    started = suite.engine and not os.environ.get("ERRATA_ENGINE")
-    engine = ["docker/engine.sh", "run", f".cache/engine-{suite.name}", "--"] if started else []
+    address = f"unix://{engine_directory(suite)}/sock"
     command = [
-        *engine,
+        *(("env", f"DOCKER_HOST={address}", f"ERRATA_ENGINE={address}") if starts_engine(suite) else ()),
         suite.python,
         "-m",
         "pytest",
@@ -192,10 +208,12 @@ def _run(result: Result, processes: Processes, workers: int, *, shown: bool) -> 
         if call(["bash", "-c", script], shown=shown):
             result.failed = {suite.name: _tail(log)}
             return
-    if suite.tests:
+    engine = ["docker/engine.sh", "up", str(engine_directory(suite))]
+    status = call(engine, shown=shown) if starts_engine(suite) else 0
+    if not status and suite.tests:
         status = call(pytest_command(suite, outcomes, workers), shown=shown)
         _read(result, outcomes)
-    else:
+    elif not status:
         status = call([part.format(jobs=workers) for part in suite.command], shown=shown)
         result.passed = 1 - bool(status)
     if status == UNAVAILABLE and not REQUIRE_ALL:

@@ -31,8 +31,8 @@ class Suite:
         options: More arguments of pytest.
         environments: Names for ``scripts/environments.py``, which installs them before the suite.
         scripts: Commands that are run before the suite.
-        engine: Whether the tests need a container engine: the one that ``ERRATA_ENGINE`` names, else one
-            that is started.
+        engine: Name of the container engine that the tests need; empty if they need none. Suites with one name share
+            what it has built. ``ERRATA_ENGINE`` names one that runs already.
         openenv: Whether the suite runs code of OpenEnv's repository (``make openenv-source``).
         both: Whether the suite runs alone, on all cores; else it shares them with other suites.
         workers: Least number of processes for the suite's tests; more than 1 if they wait for most of their time.
@@ -54,7 +54,7 @@ class Suite:
     options: tuple[str, ...] = ()
     environments: tuple[str, ...] = ()
     scripts: tuple[str, ...] = ()
-    engine: bool = False
+    engine: str = ""
     openenv: bool = False
     both: bool = False
     workers: int = 1
