@@ -541,3 +541,29 @@ def test_a_signal_ends_what_was_started(project: Project, tmp_path: Path) -> Non
     assert process.returncode == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+SIGNALLED = """
+import os, signal, subprocess, time
+from pathlib import Path
+class Popen(subprocess.Popen):
+    def __init__(self, command, **more):
+        super().__init__(command, **more)
+        if command[0] == "sh":
+            while not Path("{pid}").exists() or not Path("{pid}").read_text():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+subprocess.Popen = Popen
+"""
+
+
+def test_a_signal_ends_what_is_just_being_started(project: Project, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    project.write("check.sh", f"echo $$ > {pid}; exec sleep 600\n")
+    project.write("sitecustomize.py", SIGNALLED.format(pid=pid))
+    process = project.start(PYTHONPATH=str(project.root))
+    printed, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, printed
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 from ..slowest_files import SLOWEST
@@ -113,6 +114,8 @@ class Run:
             thread.join()
 
     def _one(self, result: Result, workers: int, *, shown: bool) -> None:
+        if self.processes.ended:
+            return
         suite = result.suite
         recorded = self._ci and suite.tier >= BY_HASH
         before = self._parts(suite) if recorded else {}
@@ -277,11 +280,17 @@ def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    try:
-        before = Records().flaky()
+
+    def run_tiers() -> None:
         for number, suites in tiers:
             if not whole.tier(number, suites) and not args.keep_going:
                 break
+
+    try:
+        before = Records().flaky()
+        # Not in this thread: a signal's handler, which runs in it, would come between a process and the list of those
+        # that it has to end.
+        ThreadPoolExecutor(1).submit(run_tiers).result()
     except (ValueError, OSError) as error:
         print(f"suites: {error}", file=sys.stderr)
         return 2

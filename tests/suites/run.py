@@ -68,8 +68,9 @@ class Processes:
 
     def __init__(self) -> None:
         self._live: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.RLock()  # a signal's handler takes it in the thread that may hold it
-        self._ended = False
+        self._lock = threading.Lock()
+        self.ended = False
+        """Whether no more processes are started."""
 
     def call(self, command: list[str], log: Path, *, shown: bool, timeout_s: float) -> int:
         """Run a command in a process group of its own, with its output in a file, and return its exit status.
@@ -84,7 +85,7 @@ class Processes:
             file.write(f"$ {shlex.join(command)}\n".encode())
             file.flush()
             with self._lock:
-                if self._ended:
+                if self.ended:
                     return 128 + signal.SIGTERM
                 process = subprocess.Popen(
                     command,
@@ -120,9 +121,12 @@ class Processes:
                     self._live.discard(process)
 
     def end(self) -> None:
-        """End all processes and start no more: SIGTERM, and SIGKILL to what is left after a minute."""
+        """End all processes and start no more: SIGTERM, and SIGKILL to what is left after a minute.
+
+        It waits for a process that another thread is starting, so that thread must not be the caller's.
+        """
         with self._lock:
-            self._ended = True
+            self.ended = True
             live = list(self._live)
         for sent in (signal.SIGTERM, signal.SIGKILL):
             for process in live:
