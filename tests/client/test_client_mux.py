@@ -38,6 +38,7 @@ from errata_protocol.mux import (
     ServerProtocol,
     Stored,
 )
+from tests.machine_speed import SLOWDOWN
 
 FAST = Backoff(first_s=0.01, most_s=0.05, give_up_s=10.0)
 
@@ -359,9 +360,9 @@ async def test_refusals_are_waited_out_and_counted(peer: MuxPeer, connection: Co
 
 
 async def test_a_refusal_that_lasts_longer_than_the_deadline_is_what_the_caller_hears(peer: MuxPeer) -> None:
-    async with ErrataClient(peer.url, message_timeout_s=0.15) as client:
+    async with ErrataClient(peer.url, message_timeout_s=0.15 * SLOWDOWN) as client:
         await client.reset()
-        peer.protocol.refuse(JournalUnavailable("no space", retry_after=0.25))
+        peer.protocol.refuse(JournalUnavailable("no space", retry_after=0.25 * SLOWDOWN))
         with pytest.raises(JournalUnavailable):
             await client.step({"text": "a"})
         peer.protocol.refuse(None)
@@ -387,7 +388,7 @@ async def test_a_full_server_is_asked_again_until_the_connect_timeout(peer: MuxP
     async with ErrataClient(peer.url) as first:
         await first.reset()
         with pytest.raises(CapacityReached):
-            await ErrataClient(peer.url, connect_timeout_s=0.2).connect()
+            await ErrataClient(peer.url, connect_timeout_s=0.2 * SLOWDOWN).connect()
         patient = ErrataClient(peer.url)
         connecting = asyncio.ensure_future(patient.connect())
         await until(lambda: patient.stats.refused["CAPACITY_REACHED"] > 0)
@@ -502,7 +503,7 @@ async def test_a_deadline_costs_the_one_request(peer: MuxPeer, connection: Conne
         await asyncio.gather(client.reset(), other.reset())
         peer.hold()
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(0.05 * SLOWDOWN):
                 await client.step({"text": "slow"})
         behind = asyncio.create_task(client.step({"text": "next"}))
         peer.release()
@@ -619,7 +620,7 @@ async def test_closing_the_client_ends_the_child_of_a_cancelled_fork_too(peer: M
 
 
 async def test_reattach_waits_for_the_outcome_of_an_abandoned_step(peer: MuxPeer, connection: Connection) -> None:
-    async with ErrataClient(connection=connection, message_timeout_s=0.1) as client:
+    async with ErrataClient(connection=connection, message_timeout_s=0.1 * SLOWDOWN) as client:
         await client.reset()
         peer.hold()
         with pytest.raises(TimeoutError, match="reattach"):

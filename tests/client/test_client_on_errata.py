@@ -28,6 +28,7 @@ from errata_protocol.errors import (
     UnknownEpisode,
 )
 from errata_protocol.payload import digest
+from tests.machine_speed import SLOWDOWN
 
 
 async def test_deliveries_are_counted_and_their_exact_bytes_kept(errata: FakeErrata, errata_url: str) -> None:
@@ -281,7 +282,7 @@ async def test_a_deadline_drops_the_socket_and_a_durable_session_goes_on(errata:
     async with ErrataClient(errata_url, durable=True) as client:
         await client.reset()
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
+            async with asyncio.timeout(0.2 * SLOWDOWN):
                 await client.step({"text": "a"})
         assert (await (await client.reattach()).state_at(1)).t == 1
         step = asyncio.create_task(client.step({"text": "b"}))
@@ -296,7 +297,7 @@ async def test_a_deadline_drops_the_socket_and_a_durable_session_goes_on(errata:
 
 async def test_message_timeout_is_a_timeout_error(errata: FakeErrata, errata_url: str) -> None:
     errata.faults["step"] = ["mute"]
-    async with ErrataClient(errata_url, message_timeout_s=0.2) as client:
+    async with ErrataClient(errata_url, message_timeout_s=0.2 * SLOWDOWN) as client:
         await client.reset()
         with pytest.raises(TimeoutError):
             await client.step({"text": "a"})
@@ -347,7 +348,7 @@ async def test_a_server_that_lost_acknowledged_deliveries_is_found_out(errata: F
 
 
 async def test_a_session_still_tied_to_its_lost_socket_is_asked_again(errata: FakeErrata, errata_url: str) -> None:
-    client = ErrataClient(errata_url, durable=True, connect_timeout_s=0.5)
+    client = ErrataClient(errata_url, durable=True, connect_timeout_s=0.5 * SLOWDOWN)
     await client.reset()
     errata.busy_attaches = 3
     await client.reattach()

@@ -11,6 +11,7 @@ from mux_peer import MuxPeer, peered, peered_in_a_thread, until
 
 from errata_client import BatchFailed, Connection, EnvPool, ErrataClient
 from errata_protocol.errors import ErrataError, FrameTooLarge, InvalidRequest, LocalProtocolError, SessionLost
+from tests.machine_speed import SLOWDOWN
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ async def test_what_takes_too_long_is_asked_back_and_the_session_goes_on(peer: M
     async with EnvPool(peer.url, 2) as pool:
         await pool.reset_batch()
         peer.hold()
-        results = await pool.step_batch(acts(2), return_exceptions=True, timeout_s=0.1)
+        results = await pool.step_batch(acts(2), return_exceptions=True, timeout_s=0.1 * SLOWDOWN)
         assert [type(result) for result in results] == [TimeoutError] * 2
         await peer.arrived.acquire()
         await peer.arrived.acquire()
@@ -105,7 +106,7 @@ async def test_results_are_taken_as_they_come(peer: MuxPeer) -> None:
         slow = asyncio.ensure_future(pool.clients[1].step({"text": "slow"}))
         await peer.arrived.acquire()
         order = []
-        async for index, result in pool.as_completed({0: {"text": "a"}, 2: {"text": "c"}}, timeout_s=0.1):
+        async for index, result in pool.as_completed({0: {"text": "a"}, 2: {"text": "c"}}, timeout_s=0.1 * SLOWDOWN):
             order.append((index, type(result).__name__))
         assert order == [(0, "TimeoutError"), (2, "TimeoutError")]
         peer.release()
