@@ -13,6 +13,15 @@ if [ "$(id -u)" = 0 ] && [ "${ERRATA_SANDBOX:-namespace}" = namespace ]; then
     done
 fi
 
+# The volume of a server that ran as root is root's. Its sessions go on once it is this user's.
+for place in "$HOME" "$ERRATA_DATA_DIR" "$ERRATA_BASE_DIR"; do
+    if [ -e "$place" ] && [ ! -w "$place" ]; then
+        say "$place is not writable for $(id -un): give it the volume:" \
+            "docker run --rm -u root -v VOLUME:/data --entrypoint chown IMAGE -R $(id -u):$(id -g) /data"
+        exit 78
+    fi
+done
+
 # The image's base tree goes to the volume, where mounts of it can be id-mapped: an engine's own overlay cannot. Base
 # trees of sessions on the volume stay; the new one is for sessions that start from now on.
 tree=/var/lib/errata/bases/default

@@ -82,7 +82,13 @@ class Compose:
 
     def docker(self, *arguments: str, check: bool = True, timeout_s: float = 120.0) -> str:
         """Run docker; return what it printed."""
-        return self._run(["docker", *arguments], check, timeout_s).stdout.strip()
+        return self.run_docker(*arguments, check=check, timeout_s=timeout_s).stdout.strip()
+
+    def run_docker(
+        self, *arguments: str, check: bool = True, timeout_s: float = 120.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run docker; with ``check``, fail with what it printed."""
+        return self._run(["docker", *arguments], check, timeout_s)
 
     def _run(self, command: list[str], check: bool, timeout_s: float) -> subprocess.CompletedProcess[str]:
         environment = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,43 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+NOEXEC = """
+import asyncio, sys
+from pathlib import Path
+from errata_server.grading.staging import staged
+from errata_server.sandbox.namespace.backend import NamespaceBackend
+
+async def main(home, noexec):
+    backend = NamespaceBackend(home / "noexec-sandboxes")
+    await backend.start()
+    box = await backend.open()
+    mounts = {"/given": noexec, "/staged": staged(noexec)}
+    print(await box.run("cat /given/program; /staged/program; /given/program; touch /given/x", mounts=mounts))
+    await backend.close()
+
+asyncio.run(main(*map(Path, sys.argv[1:])))
+"""
+
+
+def test_a_mount_from_where_no_program_runs_is_made_and_verifiers_are_staged_elsewhere(
+    user_home: Path, base_dir: Path
+) -> None:
+    noexec = user_home / "noexec"
+    noexec.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec,mode=777", "none", str(noexec)], check=True)
+    try:
+        program = noexec / "program"
+        program.write_text("#!/bin/sh\necho ran\n", encoding="utf-8")
+        program.chmod(0o755)
+        arguments = ["-c", NOEXEC, str(user_home), str(noexec)]
+        result = as_user(arguments, user_home, base_dir=base_dir, TMPDIR=str(noexec))
+    finally:
+        subprocess.run(["umount", "-l", str(noexec)], check=True)
+    assert result.returncode == 0, result.stderr
+    assert "#!/bin/sh\\necho ran\\nran\\n" in result.stdout
+    assert "/given/program: Permission denied" in result.stdout and "Read-only file system" in result.stdout
 
 
 async def test_the_same_changes_have_the_digests_of_root_mode(user_home: Path, base_dir: Path, data_dir: Path) -> None:

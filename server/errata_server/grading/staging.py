@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from errata_protocol.errors import SandboxUnavailable
 
 _copies: dict[tuple[str, ...], Path] = {}
 _home: tempfile.TemporaryDirectory[str] | None = None
 
 
 def new_directory() -> Path:
-    """Create a directory that every user may read; it is removed when the process ends."""
+    """Create a directory that every user may read; it is removed when the process ends.
+
+    Raises:
+        SandboxUnavailable: Neither the directory of temporary files nor the user's cache may hold programs.
+    """
     global _home
     if _home is None:
-        _home = tempfile.TemporaryDirectory(prefix="errata-grading-")
+        _home = tempfile.TemporaryDirectory(prefix="errata-grading-", dir=_place())
     copy = Path(tempfile.mkdtemp(dir=_home.name))
     copy.chmod(0o755)
     return copy
+
+
+def _place() -> Path:
+    """Return a directory whose file system lets programs run: engines mount a container's ``/tmp`` without that."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "errata"
+    places = (Path(tempfile.gettempdir()), cache)
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        if not os.statvfs(place).f_flag & os.ST_NOEXEC:
+            return place
+    raise SandboxUnavailable(
+        f"programs of verifiers cannot run from {' or '.join(map(str, places))}, which are mounted noexec: "
+        "set TMPDIR to a directory on another file system"
+    )
 
 
 def staged(*sources: Path, key: str = "") -> Path:

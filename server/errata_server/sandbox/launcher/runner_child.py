@@ -230,7 +230,9 @@ class Child:
                 if error.errno != EINVAL:
                     raise
         mount(source, path, "", MS_BIND)
-        mount("", path, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+        # In a user namespace a mount keeps what it forbade outside of it.
+        kept = os.statvfs(path).f_flag & os.ST_NOEXEC
+        mount("", path, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
 
     def drop_privileges(self, request: "Request", outputs: "Sequence[int]") -> None:
         """Set the resource limits, become the agent's user without capabilities, and load the seccomp filter.
