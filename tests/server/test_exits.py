@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from fastmcp import FastMCP
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
@@ -243,6 +244,23 @@ async def test_a_close_that_leaves_is_logged(
             await peer.ask({"type": "close"})
         assert (await other.ask({"type": "step", "data": {}}) or {})["type"] == "observation"
     assert "failed" in caplog.text
+
+
+@BOTH
+@EVERY
+def test_http_routes_answer_what_leaves(how: str, environment: type[Any]) -> None:
+    with TestClient(application(environment), raise_server_exceptions=False) as client:
+        for place, method, path in (("state", "GET", "/state"), ("state's serializer", "GET", "/state"),
+                                    ("metadata", "GET", "/metadata"), ("reset", "POST", "/reset"),
+                                    ("constructor", "POST", "/reset")):  # fmt: skip
+            Leaving.at[place] = how
+            answer = client.request(method, path)
+            assert answer.status_code == 500 and answer.json()["code"], place
+            Leaving.at.clear()
+        for place in ("step", "serializer"):
+            answer = client.post("/step", json={"action": {"do": f"{place}: {how}"}})
+            assert answer.status_code == 500 and answer.json()["code"], place
+        assert client.post("/step", json={"action": {}}).json()["observation"]["n"] == 7
 
 
 class LeavingTools(MCPEnvironment):
