@@ -194,6 +194,12 @@ INTERNALS = (
         "forks, and closes children and providers",
     ),
     Internals(
+        "openenv.core.containers.runtime.providers:LocalDockerProvider",
+        "_container_id",
+        "errata_client.containers",
+        "reads the log of a container that ended",
+    ),
+    Internals(
         "openenv.core.sync_client:SyncEnvClient",
         "_async _child_clients _claim_sync_mode _ensure_loop _stop_loop _loop _run",
         "errata_client.sync",
