@@ -160,6 +160,12 @@ INTERNALS = (
         "builds upstream's pages on our sessions",
     ),
     Internals(f"{WEB}:WebInterfaceManager", "_send_state_update", "errata_server.app.web", "updates open pages"),
+    Internals(
+        "fastmcp.server.server:FastMCP",
+        "middleware",
+        "errata_server.environments.mcp_session",
+        "finds out whether a server that instances share was prepared before",
+    ),
     # OpenEnv's client
     Internals(
         "openenv.core.env_client",
