@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from fastmcp import FastMCP
+from openenv.core.env_server.http_server import create_fastapi_app as stock_app
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Observation, State
@@ -229,6 +230,29 @@ def test_http_answers_each_such_step_with_a_code(place: str) -> None:
             answer = client.post("/step", json={"action": {"do": f"{place}: {what}"}})
             assert answer.status_code == 200 or answer.json()["code"] in ("EXECUTION_ERROR", "ENV_OUTPUT_INVALID"), what
             json.dumps(answer.json(), ensure_ascii=False).encode()
+
+
+class BoardState(State):
+    """A state with a field of its own."""
+
+    board: str = "x"
+
+
+class BoardEnvironment(CountEnvironment):
+    """Its state has fields of a subclass and further ones."""
+
+    @property
+    def state(self) -> State:
+        return BoardState(episode_id="a", step_count=2, more=5)  # type: ignore[call-arg]
+
+
+def test_a_state_over_http_has_the_fields_that_it_has_upstream() -> None:
+    ours = create_fastapi_app(BoardEnvironment, CountAction, CountObservation, runtime=simulated(Settings()))
+    answers = []
+    for app in (ours, stock_app(BoardEnvironment, CountAction, CountObservation)):
+        with TestClient(app) as client:
+            answers.append((client.get("/state").json(), client.get("/metadata").json()))
+    assert answers[0] == answers[1]
 
 
 class ValueTools(MCPEnvironment):

@@ -250,9 +250,12 @@ async def test_a_close_that_leaves_is_logged(
 @EVERY
 def test_http_routes_answer_what_leaves(how: str, environment: type[Any]) -> None:
     with TestClient(application(environment), raise_server_exceptions=False) as client:
-        for place, method, path in (("state", "GET", "/state"), ("state's serializer", "GET", "/state"),
-                                    ("metadata", "GET", "/metadata"), ("reset", "POST", "/reset"),
-                                    ("constructor", "POST", "/reset")):  # fmt: skip
+        for place, method, path in (
+            ("state", "GET", "/state"),
+            ("metadata", "GET", "/metadata"),
+            ("reset", "POST", "/reset"),
+            ("constructor", "POST", "/reset"),
+        ):
             Leaving.at[place] = how
             answer = client.request(method, path)
             assert answer.status_code == 500 and answer.json()["code"], place

@@ -23,7 +23,7 @@ from openenv.core.env_server.types import (
     StepRequest,
     StepResponse,
 )
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, InvalidRequest
 from errata_protocol.mux import injected_fork
@@ -114,5 +114,8 @@ def _carried(returned: Any, response: type[M]) -> M:
 
 
 def _as_response(returned: Any, response: type[M]) -> M:
-    fields = serialize_observation(returned) if isinstance(returned, Observation) else returned.model_dump()
+    if isinstance(returned, Observation):
+        fields = serialize_observation(returned)
+    else:  # as upstream, without the fields of a subclass
+        fields = TypeAdapter(response).dump_python(response.model_validate(returned))
     return response(**json.loads(encode_output(fields)))

@@ -10,7 +10,7 @@ from openenv.core.env_server.interfaces import Environment
 
 from errata_protocol.errors import EnvironmentFailed, StepTimeout
 
-from ..concurrency.containment import contained, is_ending, text_of
+from ..concurrency.containment import calling, contained, is_ending, text_of
 
 log = logging.getLogger("errata.environment")
 
@@ -20,8 +20,10 @@ def has_mcp_session(env: Environment[Any, Any, Any]) -> bool:
 
     FastMCP runs tools in tasks of its own, in which SystemExit would end the event loop.
     """
-    server = getattr(env, "mcp_server", None)
-    chain = getattr(server, "middleware", None)
+    try:
+        chain = calling(lambda: getattr(getattr(env, "mcp_server", None), "middleware", None))
+    except Exception:  # a property that works only later; tools without a client run where `calls.Call` contains them
+        chain = None
     if isinstance(chain, list) and _contain not in chain:  # several instances may share a server
         chain.insert(0, _contain)
     return callable(getattr(env, "mcp_session", None))
