@@ -4,7 +4,7 @@
 #
 #   docker/engine.sh up [DIR]       install what is missing (as root), start the engine, import the base image; prints
 #                                   its address for DOCKER_HOST
-#   docker/engine.sh down [DIR]     remove its containers, stop it, and remove its data
+#   docker/engine.sh down [DIR]     remove its containers, stop it, remove its data, and restore the machine's packet filter
 #   docker/engine.sh run [DIR] -- COMMAND...     up, COMMAND with DOCKER_HOST and ERRATA_ENGINE set, down
 #
 # DIR is .cache/engine in the checkout unless it is given. Where the machine cannot run an engine the reason is one line
@@ -75,9 +75,70 @@ remove_bridge() {
     done
 }
 
+# What every engine changes for the whole machine: chains and the policy of FORWARD in the packet filter, forwarding. It is
+# recorded before the first engine starts, and restored after the last one has ended, whichever those are.
+before=/run/errata-engine-before
+
+# Whether an engine runs here: this one, or another one that needs what engines changed. A zombie is none.
+engine_runs() {
+    local process
+    for process in /proc/[0-9]*; do
+        if grep -qsx dockerd "$process/comm" && ! grep -qs '^State:.*zombie' "$process/status"; then return 0; fi
+    done
+    return 1
+}
+
+chains() { { "$1" -t "$2" -S 2>/dev/null || :; } | sed -n 's/^-N \(DOCKER.*\)/\1/p'; }
+
+# Two engines may start or end at once.
+locked() { { flock 8 && "$@"; } 8>"$before.lock"; }
+
+record_network() {
+    if [ -e "$before" ] || engine_runs; then return 0; fi
+    {
+        echo "forward $(cat /proc/sys/net/ipv4/ip_forward)"
+        local tables table
+        for tables in iptables ip6tables; do
+            echo "policy $tables $({ "$tables" -S FORWARD 2>/dev/null || :; } | sed -n 's/^-P FORWARD //p')"
+            for table in filter nat; do
+                chains "$tables" "$table" | sed "s/^/chain $tables $table /"
+            done
+        done
+    } >"$before.new"
+    mv "$before.new" "$before"
+}
+
+restore_network() {
+    if [ ! -e "$before" ] || engine_runs; then return 0; fi
+    local tables table chain rule kind name value
+    for tables in iptables ip6tables; do
+        for table in filter nat; do
+            for chain in $(chains "$tables" "$table"); do
+                grep -qxF "chain $tables $table $chain" "$before" && continue
+                "$tables" -t "$table" -F "$chain"
+                "$tables" -t "$table" -S | grep -E -- "-[jg] $chain( |\$)" | while read -r rule; do
+                    # shellcheck disable=SC2086  # a rule is words
+                    "$tables" -t "$table" -D ${rule#-A }
+                done || :
+            done
+            for chain in $(chains "$tables" "$table"); do
+                grep -qxF "chain $tables $table $chain" "$before" || "$tables" -t "$table" -X "$chain" || say "chain $chain stays"
+            done
+        done
+    done
+    while read -r kind name value; do
+        case $kind in
+        policy) [ -z "$value" ] || "$name" -P FORWARD "$value" ;;
+        forward) [ "$name" = "$(cat /proc/sys/net/ipv4/ip_forward)" ] || echo "$name" >/proc/sys/net/ipv4/ip_forward || : ;;
+        esac
+    done <"$before"
+    rm -f "$before"
+}
+
 start() {
     answers && return 0
     say "starting dockerd in $directory"
+    locked record_network
     # A bridge of its own: docker0 is another engine's, if one runs here. Its subnet must be free as well: two bridges
     # with one subnet leave the containers of the second without a network.
     remove_bridge
@@ -152,6 +213,7 @@ stop() {
     fi
     kill_rest
     remove_bridge
+    locked restore_network
     awk -v under="$directory/" 'index($2, under) == 1 { print $2 }' /proc/mounts | tac | while read -r place; do umount -l "$place" || :; done
     rm -rf --one-file-system "$directory" "$directory.lock"
 }

@@ -27,6 +27,12 @@ done
 tree=/var/lib/errata/bases/default
 if [ "${ERRATA_SANDBOX:-namespace}" = namespace ] && [ -e "$tree" ] \
     && [ ! -e "$ERRATA_BASE_DIR/$(readlink "$tree")" ]; then
+    # What the server would refuse is refused before the copy, which takes half a minute and fills the volume.
+    case "${1:-} ${2:-}" in "errata serve") "$@" --check ;; esac
+    if [ "$(id -u)" = 0 ] && ! unshare --mount --propagation unchanged true 2>/dev/null; then
+        say "this container cannot make sandboxes: start it with 'docker compose up envs', or with the capabilities and options of docs/docker.md, which OpenEnv's from_docker_image does not give"
+        exit 1
+    fi
     errata base import "$tree" default --directory "$ERRATA_BASE_DIR" >/dev/null
 fi
 exec "$@"

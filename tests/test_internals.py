@@ -160,6 +160,12 @@ INTERNALS = (
         "builds upstream's pages on our sessions",
     ),
     Internals(f"{WEB}:WebInterfaceManager", "_send_state_update", "errata_server.app.web", "updates open pages"),
+    Internals(
+        "fastmcp.server.server:FastMCP",
+        "middleware",
+        "errata_server.environments.mcp_session",
+        "finds out whether a server that instances share was prepared before",
+    ),
     # OpenEnv's client
     Internals(
         "openenv.core.env_client",
@@ -192,6 +198,12 @@ INTERNALS = (
         "_child_clients _create_session_client _provider _sync_client _execution_mode _claim_execution_mode",
         "errata_client.client",
         "forks, and closes children and providers",
+    ),
+    Internals(
+        "openenv.core.containers.runtime.providers:LocalDockerProvider",
+        "_container_id",
+        "errata_client.containers",
+        "reads the log of a container that ended",
     ),
     Internals(
         "openenv.core.sync_client:SyncEnvClient",

@@ -119,6 +119,16 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         self._codec = Codec(action_cls, observation_cls, state_cls)
         self._lineage = Lineage(self._log, self._fetch, lambda eid: self._http().episode(eid))
 
+    @classmethod
+    def from_docker_image(cls, image: str, provider: Any = None, **kwargs: Any) -> Any:
+        """Start a container and return its client, as `EnvClient.from_docker_image` does.
+
+        A container that ends before it is ready is an error at once, with its last line and what to do.
+        """
+        from .containers import ReportingProvider
+
+        return super().from_docker_image(image, ReportingProvider(provider), **kwargs)
+
     @property
     def eid(self) -> str | None:
         """Key of the running episode; None before a reset. The client makes one where a vanilla server has none."""

@@ -32,7 +32,8 @@ class Codec:
         """Return an action as the ``data`` of a step.
 
         Raises:
-            InvalidRequest: It is neither a Pydantic model nor a mapping, or is no valid ``action_cls``.
+            InvalidRequest: It is neither a Pydantic model nor a mapping, or is no valid ``action_cls``, or has no JSON
+                form.
         """
         if isinstance(action, Mapping) and self.action_cls is not None:
             try:
@@ -40,7 +41,10 @@ class Codec:
             except ValidationError as error:
                 raise InvalidRequest(f"the action does not fit {self.action_cls.__name__}: {error}") from error
         if isinstance(action, BaseModel):
-            return action.model_dump(mode="json")
+            try:
+                return action.model_dump(mode="json")
+            except (ValueError, TypeError, RecursionError) as error:
+                raise InvalidRequest(f"the {type(action).__name__} has no JSON form: {error}") from error
         if isinstance(action, Mapping):
             return dict(action)
         raise InvalidRequest(f"an action is a Pydantic model or a mapping, not {type(action).__name__}")
@@ -49,10 +53,14 @@ class Codec:
         """Return the `StepResult` of a decoded payload.
 
         Raises:
-            FrameInvalid: The observation is no valid ``observation_cls``.
+            FrameInvalid: It is no object, or the observation is no valid ``observation_cls``.
         """
+        if not isinstance(payload, dict):
+            raise FrameInvalid(f"the server sent a payload that is no object: {payload!r:.200}")
         observation: Any = payload.get("observation", {})
         if self.observation_cls is not None:
+            if not isinstance(observation, dict):
+                raise FrameInvalid(f"the server sent an observation that is no object: {observation!r:.200}")
             # OpenEnv's server moves reward and done out of the observation; the class has them as fields.
             outer = {key: payload[key] for key in ("reward", "done", "metadata") if payload.get(key) is not None}
             observation = _fit(self.observation_cls, {**outer, **observation})

@@ -41,8 +41,11 @@ whether the session survives.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
+
+from . import json_text
 
 Fault = Literal["caller", "service"]
 
@@ -112,13 +115,14 @@ class ErrataError(RuntimeError):
     that keeps working with Errata's client.
 
     Args:
-        message: What happened, to what, and what to do next.
-        details: JSON-serializable fields for the wire, beside ``message`` and ``code``.
+        message: What happened, to what, and what to do next. What has no UTF-8 form in it is escaped.
+        details: Fields for the wire, beside ``message`` and ``code``.
     """
 
     code: ClassVar[str] = "EXECUTION_ERROR"
 
     def __init__(self, message: str, **details: Any) -> None:
+        message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
         self.details = details
@@ -134,8 +138,19 @@ class ErrataError(RuntimeError):
         return self.info.retryable
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the ``data`` of upstream's error frame: message, code and details."""
-        return {"message": self.message, "code": self.code, **self.details}
+        """Return the ``data`` of upstream's error frame: message, code and details. It always has a JSON form."""
+        return {
+            "message": self.message,
+            "code": self.code,
+            **{name: _sent(value) for name, value in self.details.items()},
+        }
+
+
+def _sent(value: Any) -> Any:
+    try:
+        return json.loads(json_text.encode(value))
+    except ValueError:
+        return f"a {type(value).__name__} without a JSON form"
 
 
 class CallerError(ErrataError):

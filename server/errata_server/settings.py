@@ -3,13 +3,52 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from errata_protocol.capabilities import ServerLimits
+from errata_protocol.errors import InvalidRequest
+
+MAX_TOKEN_FILE = 65_536
+"""Largest file of tokens that is read, bytes: a wrong path may lead to a device or to anything else."""
+
+
+def read_token_file(path: str | Path) -> str:
+    """Return the tokens in a file, separated by commas.
+
+    Raises:
+        InvalidRequest: It cannot be read, or holds no token; the message does not quote it.
+    """
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidRequest(f"ERRATA_TOKEN_FILE {path} is no regular file: name the file with the token")
+            text = file.read(MAX_TOKEN_FILE + 1)
+    except OSError as error:
+        raise InvalidRequest(f"ERRATA_TOKEN_FILE {path} cannot be read: {error.strerror}") from error
+    if len(text) > MAX_TOKEN_FILE or not text.isascii():
+        raise InvalidRequest(f"ERRATA_TOKEN_FILE {path} holds no token: it is longer than 64 KiB, or is not ASCII")
+    tokens = [part.strip() for part in text.decode().replace("\n", ",").split(",")]
+    if not any(tokens):
+        raise InvalidRequest(
+            f"ERRATA_TOKEN_FILE {path} is empty: write a token into it, for example of openssl rand -hex 32"
+        )
+    return ",".join(token for token in tokens if token)
+
+
+def token_in_environment() -> str | None:
+    """Return ``ERRATA_TOKEN``, or what the file of ``ERRATA_TOKEN_FILE`` holds; None without both.
+
+    Raises:
+        InvalidRequest: The file cannot be read.
+    """
+    file = os.environ.get("ERRATA_TOKEN_FILE")
+    return os.environ.get("ERRATA_TOKEN") or (read_token_file(file) if file else None)
 
 
 class Settings(BaseSettings):
@@ -48,6 +87,8 @@ class Settings(BaseSettings):
         allowed_origins: Origins (``https://example.org``) of web pages that may use the server, besides its own.
         token: Bearer token of all routes, or several separated by commas. Each token is a principal of its own, whose
             sessions and episodes the others cannot see. None turns authentication off.
+        token_file: File with the token, or with several, on lines of their own or separated by commas; read once. For
+            secrets that are mounted as files. Not beside a ``token`` with another value.
         insecure: Allow requests from other machines without a token.
         base: Base trees of sandboxes by name, in addition to the built ones.
         sandbox: Name of an installed sandbox backend, an entry point of the group ``errata.sandboxes``; None for the
@@ -73,6 +114,7 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
     token: SecretStr | None = None
+    token_file: Path | None = None
     insecure: bool = False
     base: dict[str, Path] = Field(default_factory=dict)
     sandbox: str | None = None
@@ -88,6 +130,17 @@ class Settings(BaseSettings):
         if token is not None and not all(part.strip() for part in token.get_secret_value().split(",")):
             raise ValueError("the token is empty: give one, or leave it unset for no authentication")
         return token
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_is_read_from_its_file(cls, given: dict[str, Any]) -> dict[str, Any]:
+        file, token = given.get("token_file"), given.get("token")
+        if file is None:
+            return given
+        found = read_token_file(file)
+        if token and (token.get_secret_value() if isinstance(token, SecretStr) else token) != found:
+            raise InvalidRequest("ERRATA_TOKEN and ERRATA_TOKEN_FILE give different tokens: set one of them")
+        return {**given, "token": SecretStr(found)}
 
     def in_environment(self) -> dict[str, str]:
         """Return environment variables from which the same settings can be read."""

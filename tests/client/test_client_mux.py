@@ -38,6 +38,7 @@ from errata_protocol.mux import (
     ServerProtocol,
     Stored,
 )
+from errata_protocol.payload import digest
 from tests.machine_speed import SLOWDOWN
 
 FAST = Backoff(first_s=0.01, most_s=0.05, give_up_s=10.0)
@@ -828,3 +829,50 @@ async def test_a_callback_that_raises_costs_nothing_but_itself(peer: MuxPeer, co
         peer.push(peer.sids[0], 1.0)
         assert (await client.step({"text": "a"})).observation["count"] == 1
         assert client.stats.rewards == 1
+
+
+# -- what cannot be read
+
+
+ODD = {
+    "half a pair": (b'{"observation":{"text":"\\ud83d on"},"reward":1.0,"done":false}', "\ud83d on"),
+    "half a pair in a key": (b'{"observation":{"\\udfff":1,"text":"x"},"reward":1.0,"done":false}', "x"),
+    "an integer beyond 64 bits": (b'{"observation":{"n":%s,"text":"x"},"reward":1.0,"done":false}' % (b"9" * 400), "x"),
+    "5,000 levels": (b'{"observation":{"text":' + b"[" * 5000 + b"]" * 5000 + b'},"reward":1.0,"done":false}', None),
+    "an integer of 5,000 digits": (b'{"observation":{"n":%s},"reward":1.0,"done":false}' % (b"9" * 5000), None),
+    "no JSON": (b'{"observation":{"text":tru},"reward":1.0,"done":false}', None),
+    "a control character": (b'{"observation":{"text":"\x01"},"reward":1.0,"done":false}', None),
+    "a list": (b"[1]", None),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("as_error", [False, True], ids=["a payload", "an error"])
+async def test_what_one_session_cannot_read_is_its_own_error(
+    peer: MuxPeer, connection: Connection, odd: str, as_error: bool
+) -> None:
+    payload, text = ODD[odd]
+    reply = peer._reply
+
+    def odd_reply(row: Row, effect: RunRequest) -> EncodedReply:
+        made = reply(row, effect)
+        if b'"odd"' not in effect.data:
+            return made
+        if as_error:
+            return EncodedReply("error", b'{"code":"EXECUTION_ERROR","message":"odd","details":%s}' % payload)
+        return EncodedReply(made.type, payload, made.eid, made.t, digest(payload), made.kind)
+
+    peer._reply = odd_reply  # type: ignore[method-assign]
+    clients = [ErrataClient(connection=connection) for _ in range(4)]
+    await asyncio.gather(*(client.reset() for client in clients))
+    asked = [clients[0].step({"text": "odd"}), *(client.step({"text": "hello"}) for client in clients[1:])]
+    found, *others = await asyncio.gather(*asked, return_exceptions=True)
+    assert [result.observation["text"] for result in others] == ["hello"] * 3  # type: ignore[union-attr]
+    if as_error or text is None:
+        assert isinstance(found, ErrataError), found
+    again = await asyncio.gather(*(client.step({"text": "again"}) for client in clients))
+    assert [result.observation["text"] for result in again] == ["again"] * 4
+    assert connection.stats.protocol_errors == 0 and connection.stats.connects == 1
+    if text is not None and not as_error:
+        assert found.observation["text"] == text  # type: ignore[union-attr]
+    await asyncio.gather(*(client.close() for client in clients))

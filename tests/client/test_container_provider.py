@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.request
 from pathlib import Path
@@ -13,6 +14,7 @@ from openenv.core.containers.runtime.providers import ContainerProvider
 from openenv.core.generic_client import GenericEnvClient
 
 from errata_client import ErrataClient
+from errata_client.containers import ReportingProvider
 from errata_protocol.errors import ServiceError
 from errata_server.process import ServerProcess
 
@@ -87,3 +89,48 @@ async def test_from_docker_image_of_a_server_with_a_token_is_refused(provider: P
 def test_a_container_without_a_decision_who_may_use_it_does_not_start(provider: ProcessProvider) -> None:
     with pytest.raises(ServiceError, match=r"set ERRATA_TOKEN, bind 127\.0\.0\.1, or give --insecure"):
         provider.start_container(TARGET)
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program ``docker`` that writes down its calls; its containers have ended, or, with ``running``, say nothing."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(
+        f"""#!/bin/sh
+echo "$*" >> {tmp_path}/calls
+case $1 in
+run) echo c0ffee ;;
+inspect) [ -e {tmp_path}/running ] && echo true || echo false ;;
+logs) printf 'starting\\nerrata: \\033[31mno token is set\\033[0m: set ERRATA_TOKEN\\n\\n' >&2 ;;
+esac
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_a_container_that_ends_says_why_and_what_to_do(docker: Path) -> None:
+    with pytest.raises(RuntimeError, match="the container ended") as caught:
+        ErrataClient.from_docker_image("errata/envs:local").sync()
+    said = str(caught.value)
+    assert "no token is set" in said and "docker compose up envs" in said and "ERRATA_TOKEN" in said
+    assert "\n" not in said and "\033" not in said
+    calls = (docker / "calls").read_text().splitlines()
+    assert [call.split()[0] for call in calls] == ["version", "run", "inspect", "logs", "stop", "rm"]
+
+
+def test_a_container_that_runs_and_does_not_answer_is_waited_for(docker: Path) -> None:
+    (docker / "running").touch()
+    provider = ReportingProvider(None)
+    url = provider.start_container("errata/envs:local")
+    with pytest.raises(TimeoutError, match=r"not ready within 0 s.*no token is set.*docker compose up envs"):
+        provider.wait_for_ready(url, 0.0)
+
+
+async def test_another_provider_is_passed_everything(provider: ProcessProvider) -> None:
+    env = await ErrataClient.from_docker_image(TARGET, provider, env_vars={"ERRATA_INSECURE": "1"})
+    async with env:
+        await env.reset()
+    assert provider.server is None

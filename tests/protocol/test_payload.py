@@ -13,6 +13,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
+from errata_protocol.json_text import well_formed
 from errata_protocol.payload import canonical, digest, encode_payload, semantic_digest, splice
 
 
@@ -48,7 +49,7 @@ def test_a_digest_is_sha256_of_the_bytes() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_without_a_json_form_become_null(value: float) -> None:
     assert encode_payload({"a": [value]}) == b'{"a":[null]}'
-    assert encode_payload({"a": [value], "b": "\ud800"}) == b'{"a":[null],"b":"\\ud800"}'
+    assert encode_payload({"a": [value], "b": "\ud800"}) == '{"a":[null],"b":"\ufffd"}'.encode()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -57,11 +58,7 @@ def test_numbers_without_a_json_form_are_refused_where_they_have_to_be_finite(va
     for data in ({"a": [value], "b": beside}, {"a": Foreign(value), "b": beside}):
         with pytest.raises(ValueError, match="no JSON form"):
             encode_payload(data, finite=True)
-    assert json.loads(encode_payload({"a": [1.5], "b": beside}, finite=True)) == {"a": [1.5], "b": beside}
-
-
-def test_half_a_surrogate_pair_is_escaped_as_upstream_does() -> None:
-    assert encode_payload({"a": "x\udfffé"}) == b'{"a":"x\\udfff\\u00e9"}'
+    assert json.loads(encode_payload({"a": [1.5], "b": beside}, finite=True)) == {"a": [1.5], "b": well_formed(beside)}
 
 
 def test_a_value_without_a_json_form_is_told_by_type() -> None:

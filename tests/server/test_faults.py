@@ -41,7 +41,7 @@ class OddEnvironment(CountEnvironment):
             case "huge":
                 return made.model_copy(update={"reward": 10**400})
             case "surrogate":
-                return made.model_copy(update={"metadata": {"error_kind": "\ud800"}})
+                return made.model_copy(update={"metadata": dict.fromkeys(["\ud800", "\udc00"])})
             case "object":
                 return made.model_copy(update={"text": object()})
         return made

@@ -318,6 +318,105 @@ async def test_an_end_that_is_gone_and_that_the_index_knows_of_is_damage(tmp_pat
     assert journal_problems(tmp_path) == []
 
 
+@pytest.mark.parametrize("cut", ["in a frame", "between frames", "in the header"])
+async def test_a_start_says_that_an_end_is_gone_that_the_index_knew_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: str
+) -> None:
+    await filled(tmp_path, random.Random(11), segment_bytes=1_000_000)
+    path, begin, data, _ = frames_of(tmp_path)[-3]
+    os.truncate(path, {"in a frame": begin + len(data) // 2, "between frames": begin, "in the header": 9}[cut])
+    IndexedJournal(tmp_path).close()
+    assert "had been acknowledged" in caplog.text and "SESSION_LOST" in caplog.text
+    assert "acknowledged nothing" not in caplog.text
+    caplog.clear()
+    IndexedJournal(tmp_path).close()
+    assert "acknowledged" not in caplog.text
+
+
+async def test_a_missing_last_segment_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    await filled(tmp_path, random.Random(11))
+    sorted(tmp_path.glob("*.log"))[-1].unlink()
+    IndexedJournal(tmp_path).close()
+    assert "had been acknowledged" in caplog.text
+
+
+async def test_the_index_of_another_journal_says_nothing_of_this_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await filled(tmp_path / "one", random.Random(11), segment_bytes=1_000_000)
+    journal = IndexedJournal(tmp_path / "other")
+    await journal.commit(session("s"), episode("e"), delivery("e", 0))
+    journal.close()
+    shutil.copy(tmp_path / "one" / INDEX, tmp_path / "other" / INDEX)
+    IndexedJournal(tmp_path / "other").close()
+    assert "made again" in caplog.text and "acknowledged" not in caplog.text
+
+
+def damage(directory: Path, how: str, chance: random.Random) -> None:
+    files = sorted(directory.glob("*.log"))
+    path = chance.choice(files)
+    match how:
+        case "flips":
+            flip_anywhere(directory, chance, 20)
+        case "cut":
+            os.truncate(files[-1], chance.randrange(HEADER_BYTES, files[-1].stat().st_size))
+        case "cut before others":
+            os.truncate(files[0], chance.randrange(files[0].stat().st_size))
+        case "zeros":
+            data = bytearray(path.read_bytes())
+            begin = chance.randrange(len(data))
+            data[begin : begin + 700] = bytes(len(data[begin : begin + 700]))
+            path.write_bytes(data)
+        case "missing":
+            path.unlink()
+        case "header":
+            flip(path, chance.randrange(8 * HEADER_BYTES))
+        case "one over another":
+            shutil.copy(files[0], files[1])
+
+
+HOW = ["flips", "cut", "cut before others", "zeros", "missing", "header", "one over another"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("with_index", [True, False], ids=["with the index", "without an index"])
+async def test_a_repaired_journal_verifies_at_once_and_after_a_start(
+    tmp_path: Path, how: str, with_index: bool
+) -> None:
+    for seed in range(3):
+        directory, chance = tmp_path / str(seed), random.Random(seed)
+        await filled(directory, chance)
+        if not with_index:
+            (directory / INDEX).unlink()
+        damage(directory, how, chance)
+        salvage(directory)
+        assert journal_problems(directory) == []
+        IndexedJournal(directory).close()
+        assert journal_problems(directory) == []
+
+
+async def test_a_flipped_byte_of_a_closed_session_is_found_by_reads_verify_and_salvage_and_not_at_start(
+    tmp_path: Path,
+) -> None:
+    journal = IndexedJournal(tmp_path)
+    await journal.commit(session("s"), episode("e", "s"), delivery("e", 0, sid="s"))
+    await journal.commit(SessionChange("s", status="closed"))
+    await journal.commit(session("other"))
+    journal.close()
+    path, *_ = frames_of(tmp_path)[0]
+    flip(path, 8 * (path.read_bytes().index(delivery("e", 0, sid="s").payload) + 1))
+    with contextlib.closing(IndexedJournal(tmp_path)) as journal:  # the index knows the frame: it is not read
+        assert journal.episode("e") is not None
+        with pytest.raises(JournalUnavailable, match="segment 1"):
+            journal.delivery("e", 0)
+        assert journal.session("other") is not None
+    assert journal_problems(tmp_path)
+    assert salvage(tmp_path, dry_run=True).is_damaged
+    (tmp_path / INDEX).unlink()
+    with pytest.raises(JournalUnavailable):
+        IndexedJournal(tmp_path)
+
+
 async def test_a_copy_leaves_the_journal_as_it_is(tmp_path: Path) -> None:
     source, copy = tmp_path / "journal", tmp_path / "copy"
     await filled(source, random.Random(7))

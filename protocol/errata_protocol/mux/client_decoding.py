@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
-from ..errors import CODES, ErrataError, InvalidRequest, RemoteProtocolError, error_from_wire
-from .envelope import MAX_DEPTH, depth
+from ..errors import CODES, ErrataError, InvalidRequest, RemoteProtocolError, ServiceError, error_from_wire
+from ..json_text import depth
+from .envelope import MAX_DEPTH
 
 
 def checked_data(data: bytes) -> bytes:
@@ -54,12 +56,18 @@ def number(fields: dict[str, Any], name: str, default: float) -> float:
 
 
 def error_of(data: bytes) -> ErrataError:
-    """Return the exception for the ``data`` of an ``error`` message.
+    """Return the exception for the ``data`` of an ``error`` message; a `ServiceError` if it cannot be decoded.
 
     Raises:
         RemoteProtocolError: It is not a JSON object.
     """
-    return error_from_wire(fields(data))
+    try:
+        found = json.loads(data)  # reads half of a surrogate pair, which earlier servers sent in messages
+    except (ValueError, RecursionError) as error:
+        return ServiceError(f"the server sent an error that cannot be read: {error}")
+    if not isinstance(found, dict):
+        raise RemoteProtocolError("data is no object")
+    return error_from_wire(found)
 
 
 def is_recorded(error: ErrataError) -> bool:

@@ -28,13 +28,13 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..errors import FrameTooLarge, InvalidEnvelope, RemoteProtocolError, Unparsable
+from ..json_text import cut_out, depth, elements, has_surrogates
 from ..payload import DIGEST_PREFIX
 
 MAX_ID = 2**53 - 1
@@ -113,21 +113,12 @@ _RAW = msgspec.json.Decoder(Raw)
 _SERVER_ONE = msgspec.json.Decoder(ServerEnvelope)
 _SERVER_MANY = msgspec.json.Decoder(list[ServerEnvelope])
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_LEVELS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SID = re.compile(r"[A-Za-z0-9_-]{21,128}")
 
 
 def is_sid(text: str) -> bool:
     """Return whether ``text`` has the form of a session id or key."""
     return _SID.fullmatch(text) is not None
-
-
-def depth(data: bytes) -> int:
-    """Return the number of nested levels of objects and arrays in ``data``, valid JSON text."""
-    brackets = _STRING.sub(b"", data).translate(_LEVELS, _NO_BRACKETS)
-    return max(accumulate(memoryview(brackets).cast("b")), default=0)
 
 
 def read_frame(frame: bytes | str, *, max_bytes: int = 1 << 24, max_elements: int = 256) -> list[Element]:
@@ -199,21 +190,58 @@ def _read_slowly(frame: bytes, array: bool) -> list[Element]:
     except RecursionError as error:
         raise Unparsable(f"the frame nests far deeper than the {MAX_DEPTH} levels of an envelope") from error
     except msgspec.DecodeError as error:
-        raise Unparsable(f"the frame is not JSON: {error}") from error
+        return _read_with_halves(frame, array, error)
     return [_read_element(bytes(raw)) for raw in raws]
+
+
+def _read_with_halves(frame: bytes, array: bool, error: msgspec.DecodeError) -> list[Element]:
+    """Decode a frame that msgspec refuses: if it is JSON with half of a surrogate pair, that concerns one element.
+
+    Raises:
+        Unparsable: It is not JSON.
+    """
+    try:
+        if not has_surrogates(frame):
+            raise ValueError("there is another reason")
+        json.loads(frame.decode(), parse_constant=_no_constant, parse_int=str)
+        texts = elements(frame) if array else [frame]
+    except (ValueError, RecursionError) as refused:
+        raise Unparsable(f"the frame is not JSON: {error}") from refused
+    return [_read_element(text) for text in texts]
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _read_element(element: bytes) -> Element:
     try:
         if element.count(b"{") + element.count(b"[") > MAX_DEPTH and (levels := depth(element)) > MAX_DEPTH:
             return Malformed(InvalidEnvelope(f"the envelope nests {levels} levels, at most {MAX_DEPTH} are read"))
-        envelope = _ONE.decode(element)
-        data = EMPTY if envelope.data is UNSET else bytes(envelope.data)
-        head = element if envelope.data is UNSET else _without(element, data)
+        envelope, head, data = _read_parts(element)
         refuse_duplicate_keys(head)
     except (msgspec.DecodeError, InvalidEnvelope) as error:
         return _malformed(element, InvalidEnvelope(str(error)))
     return envelope, data
+
+
+def _read_parts(element: bytes) -> tuple[Envelope, bytes, bytes]:
+    """Return an envelope, its text with a number in place of ``data``, and its data.
+
+    Data with half of a surrogate pair is kept as it is: its reader refuses it, as it refuses duplicate keys there.
+    """
+    try:
+        envelope = _ONE.decode(element)
+    except msgspec.DecodeError as error:
+        if not has_surrogates(element):
+            raise
+        try:
+            head, cut = cut_out(element, b"data")
+        except ValueError:
+            raise error from None
+        return _ONE.decode(head), head, EMPTY if cut is None else cut
+    data = EMPTY if envelope.data is UNSET else bytes(envelope.data)
+    return envelope, element if envelope.data is UNSET else _without(element, data), data
 
 
 def _without(element: bytes, data: bytes) -> bytes:
@@ -263,6 +291,8 @@ def _readable_id(value: object) -> int | None:
 def read_server_frame(frame: bytes | str) -> list[tuple[ServerEnvelope, bytes]]:
     """Decode a frame from a server; return each envelope with the exact bytes of its ``data``.
 
+    ``data`` may be no JSON, or JSON that some decoders refuse: its reader has to expect that.
+
     Raises:
         RemoteProtocolError: It is not a frame of this protocol.
     """
@@ -272,10 +302,19 @@ def read_server_frame(frame: bytes | str) -> list[tuple[ServerEnvelope, bytes]]:
         else:
             frame.decode()
         array = frame.lstrip(b" \t\r\n")[:1] == b"["
-        envelopes = _SERVER_MANY.decode(frame) if array else [_SERVER_ONE.decode(frame)]
-    except (UnicodeError, msgspec.DecodeError, RecursionError) as error:
+        try:
+            envelopes = _SERVER_MANY.decode(frame) if array else [_SERVER_ONE.decode(frame)]
+        except (msgspec.DecodeError, RecursionError):
+            return [_read_server_element(text) for text in (elements(frame) if array else [frame])]
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"the server sent a frame that cannot be read: {error}; connect again") from error
     return [(envelope, EMPTY if envelope.data is UNSET else bytes(envelope.data)) for envelope in envelopes]
+
+
+def _read_server_element(text: bytes) -> tuple[ServerEnvelope, bytes]:
+    """Return an envelope with its ``data`` as it is: what cannot be read there concerns the session that it is for."""
+    head, data = cut_out(text, b"data")
+    return _SERVER_ONE.decode(head), EMPTY if data is None else data
 
 
 def write_envelope(head: dict[str, Any], data: bytes) -> bytes:

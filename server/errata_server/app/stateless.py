@@ -6,27 +6,37 @@ place, off the event loop where they may block, and `current_session` works in t
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from fastapi import Body, FastAPI
 from fastapi.exceptions import RequestValidationError
 from openenv.core.env_server.serialization import serialize_observation
 from openenv.core.env_server.types import (
     Action,
     EnvironmentMetadata,
+    Observation,
     ResetRequest,
     ResetResponse,
     State,
     StepRequest,
     StepResponse,
 )
-from pydantic import ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from errata_protocol.errors import InvalidRequest
+from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, InvalidRequest
 from errata_protocol.mux import injected_fork
 
+from ..concurrency.containment import calling, text_of
 from ..concurrency.procedures import run
+from ..environments.host import EnvHost
+from ..runtime.rows import encode_output
 from ..sessions.decoding import step_request
 from ..sessions.sessions import Sessions
 from .upstream_routes import replace_endpoint
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simulation: bool) -> None:
@@ -40,10 +50,18 @@ def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simul
     """
     timeout_s = sessions.runtime.settings.step_timeout_s
 
+    async def called(host: EnvHost, function: Callable[[], Any]) -> Any:
+        try:
+            return await host.run_in_place(function, timeout_s=timeout_s)
+        except ErrataError:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(text_of(error)) from error
+
     async def metadata() -> EnvironmentMetadata:
         async with sessions.borrowed() as host:
-            found: EnvironmentMetadata = await host.run_in_place(host.env.get_metadata, timeout_s=timeout_s)
-            return found
+            found = await called(host, lambda: host.env.get_metadata())
+            return _carried(found, EnvironmentMetadata)
 
     replace_endpoint(app, "/metadata", "GET", metadata)
     if not simulation:
@@ -58,7 +76,7 @@ def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simul
         async with sessions.borrowed() as host:
             given = request.model_dump(exclude_unset=True)
             observation = await run(host.reset(given, timeout_s=timeout_s))
-            return ResetResponse(**serialize_observation(observation))
+            return _carried(observation, ResetResponse)
 
     async def step(request: StepRequest) -> StepResponse:
         try:
@@ -69,13 +87,35 @@ def replace(app: FastAPI, sessions: Sessions, action_cls: type[Action], *, simul
         async with sessions.borrowed() as host:
             given = request.model_dump(exclude_unset=True, exclude={"action"})
             observation = await run(host.step(action, given, timeout_s=timeout_s))
-            return StepResponse(**serialize_observation(observation))
+            return _carried(observation, StepResponse)
 
     async def state() -> State:
         async with sessions.borrowed() as host:
-            found: State = await host.run_in_place(lambda: host.env.state, timeout_s=timeout_s)
-            return found
+            found = await called(host, lambda: host.env.state)
+            return _carried(found, State)
 
     replace_endpoint(app, "/reset", "POST", reset)
     replace_endpoint(app, "/step", "POST", step)
     replace_endpoint(app, "/state", "GET", state)
+
+
+def _carried(returned: Any, response: type[M]) -> M:
+    """Return what an environment returned as a response of plain JSON values, which FastAPI can always encode.
+
+    Raises:
+        EnvironmentOutputInvalid: It has no JSON form, or is something else.
+    """
+    try:
+        return calling(_as_response, returned, response)
+    except EnvironmentOutputInvalid:
+        raise
+    except Exception as error:
+        raise EnvironmentOutputInvalid(f"the environment returned no {response.__name__}: {text_of(error)}") from error
+
+
+def _as_response(returned: Any, response: type[M]) -> M:
+    if isinstance(returned, Observation):
+        fields = serialize_observation(returned)
+    else:  # as upstream, without the fields of a subclass
+        fields = TypeAdapter(response).dump_python(response.model_validate(returned))
+    return response(**json.loads(encode_output(fields)))

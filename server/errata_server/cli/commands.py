@@ -90,7 +90,8 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     data_dir: source.ServersDir = None,
     token: Annotated[
-        str | None, typer.Option(help="Bearer token; better in ERRATA_TOKEN, which no process list shows.")
+        str | None,
+        typer.Option(help="Bearer token; better in ERRATA_TOKEN or ERRATA_TOKEN_FILE, which no process list shows."),
     ] = None,
     insecure: Annotated[bool, typer.Option(help="Accept other machines without a token.")] = False,
     base: Annotated[list[str] | None, typer.Option(help="Base tree of sandboxes, NAME=PATH; repeatable.")] = None,
@@ -160,6 +161,9 @@ def serve(
             "[default: ERRATA_JOURNAL_SALVAGE]",
         ),
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the settings and who may use the server, and start nothing.")
+    ] = False,
     log_format: Annotated[
         str,
         typer.Option(parser=_LOG_FORMAT, metavar="FORMAT", help="text, json, or auto: text at a terminal, else json."),
@@ -179,7 +183,7 @@ def serve(
             f"{journal_dir}; to continue the earlier one, stop this server and give --data-dir {earlier}",
             file=sys.stderr,
         )
-    if deterministic:
+    if deterministic and not check:
         hash_seed.fix(journal_dir)  # before the environment and its dependencies are imported
 
     from .. import log
@@ -199,17 +203,22 @@ def serve(
     if salvage:
         given["journal_salvage"] = True
     if token is not None:
+        os.environ.pop("ERRATA_TOKEN_FILE", None)  # the option overrides it
         given["token"] = SecretStr(token)
     if base:
         given["base"] = dict(_base(entry) for entry in base)
     bind = server.Bind(host, port, insecure)
+    settings = Settings(**given)  # type: ignore[arg-type]
+    if check:
+        server.checked_settings(settings, bind)
+        raise typer.Exit
     if allow_unchecked:
         os.environ["ERRATA_ALLOW_UNCHECKED"] = "true"
     if web:
         os.environ["ENABLE_WEB_INTERFACE"] = "true"
     served = server.build(
         environments,
-        Settings(**given),  # type: ignore[arg-type]
+        settings,
         bind=bind,
         mode=mode,
         max_sessions=max_sessions,

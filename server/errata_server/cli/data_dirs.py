@@ -20,8 +20,18 @@ _RESERVED = frozenset({"journal", "journal.db", "lock", "sandboxes", "server.jso
 
 
 def home() -> Path:
-    """Return the directory that holds one data directory for each set of targets."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "errata"
+    """Return the directory that holds one data directory for each set of targets.
+
+    Raises:
+        InvalidRequest: This user has no home directory, as a uid of its own in a container.
+    """
+    try:
+        return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "errata"
+    except RuntimeError as error:
+        raise InvalidRequest(
+            "this user has no home directory for the journal: set ERRATA_DATA_DIR to a volume, or, to keep episodes "
+            "only until a restart, to /tmp/errata"
+        ) from error
 
 
 def of_targets(targets: Sequence[str]) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from ..journal import ReadOnlyJournal, journal_in
 from ..runtime.data_lock import owner_url
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
-from ..settings import Settings
+from ..settings import Settings, token_in_environment
 from . import data_dirs
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Source:
     def __init__(
         self, data_dir: Path | None, url: str | None, *, eids: Sequence[str] = (), writes: bool = False
     ) -> None:
-        self._token = os.environ.get("ERRATA_TOKEN")
+        self._token = token_in_environment()
         self._url = _checked(url) if url is not None else None
         self._runtime: Runtime | None = None
         self._directory = data_dir or (data_dirs.home() if url is not None else data_dirs.for_reading(eids, _holds))

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .containment import contained
 from .per_loop import PerLoop
 
 
@@ -117,20 +118,11 @@ class Call(ABC):
         return None
 
     def perform(self) -> None:
-        """Run the function and store its result or exception.
-
-        Exceptions that would end the thread or the event loop are wrapped in RuntimeError.
-        """
+        """Run the function and store its result or its `contained` exception."""
         try:
             self.result = self._function(*self._arguments)
-        except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, asyncio.CancelledError) as error:
-            self.error = RuntimeError(f"it raised {type(error).__name__}: {error}")
-            self.error.__cause__ = error
-        except Exception as error:
-            self.error = error
-        except BaseException as error:  # a library's own subclass, e.g. for a panic in an extension module
-            self.error = RuntimeError(f"it raised {type(error).__name__}: {error}")
-            self.error.__cause__ = error
+        except BaseException as error:
+            self.error = contained(error)
 
     def hand_over(self) -> None:
         """Queue the result for delivery on the event loop. Thread-safe."""

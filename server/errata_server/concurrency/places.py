@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from .calls import Call, CallAbandoned
+from .containment import contained, is_ending
 from .deadlines import DEADLINES, Deadlines, Expiring
 from .procedures import Done, Operation
 from .step_clock import StepClock
@@ -274,13 +275,10 @@ class TaskCall(_Timed):
             if (done := self._ended()) is not None:  # the caller has not cancelled
                 done(None, CancelledByItself())
             raise
-        except GeneratorExit:  # the event loop is gone
-            raise
-        except Exception as failure:
-            error = failure
         except BaseException as failure:  # asyncio would let SystemExit and KeyboardInterrupt end the event loop
-            error = RuntimeError(f"it raised {type(failure).__name__}: {failure}")
-            error.__cause__ = failure
+            if isinstance(failure, GeneratorExit) and is_ending(failure, self.task):
+                raise  # the event loop is gone, and with it who waits
+            error = contained(failure)
         if (done := self._ended()) is not None:
             done(result, error)
 

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from .containment import contained
+
 C = TypeVar("C")
 T = TypeVar("T")
 
@@ -77,6 +79,10 @@ async def run(procedure: Procedure[T]) -> T:
             wait = procedure.send(result) if error is None else procedure.throw(error)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+        except (Exception, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as raised:
+            raise contained(raised) from raised
         finally:
             result = error = None  # an error whose traceback has this frame would be a cycle
         try:
@@ -124,11 +130,11 @@ class _Callbacks(Struct, eq=False, gc=False):  # creating a struct calls no Pyth
             except StopIteration as end:
                 value, failure = end.value, None
                 break
-            except Exception as raised:
-                value, failure = None, raised
-                break
             except asyncio.CancelledError:
                 return  # a task was cancelled, which happens when the event loop ends: no caller is left to notify
+            except BaseException as raised:  # the caller is told; SystemExit would end the event loop
+                value, failure = None, contained(raised)
+                break
             if not isinstance(wait, Operation):
                 self.spawn(wait).add_done_callback(self._task_ended)
                 return

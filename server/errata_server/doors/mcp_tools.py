@@ -6,6 +6,7 @@ class of `ListToolsAction` and `CallToolAction`.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from typing import Any
@@ -24,6 +25,7 @@ from openenv.core.env_server.types import Action
 
 from errata_protocol.errors import ErrataError
 
+from ..concurrency.containment import contained, text_of
 from ..concurrency.procedures import run
 from ..environments.host import EnvHost
 from .json_rpc import rpc_error, rpc_result
@@ -49,10 +51,10 @@ class McpTools:
         """
         try:
             tools = await self._listed(host)
-        except ErrataError:
+        except (ErrataError, asyncio.CancelledError, GeneratorExit):
             raise
-        except Exception as error:
-            return rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id)
+        except BaseException as error:  # asyncio would let SystemExit end the event loop
+            return rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, text_of(contained(error)), rpc.id)
         return rpc_result(rpc, {"tools": tools})
 
     async def call_tool(self, host: EnvHost, rpc: JsonRpcRequest) -> dict[str, Any]:
@@ -64,14 +66,14 @@ class McpTools:
         assert isinstance(rpc.params, dict)
         name, arguments = rpc.params["name"], rpc.params.get("arguments", {})
         try:
-            result = await self._called(host, name, arguments)
-        except ErrataError:
+            result = _plain(await self._called(host, name, arguments))
+        except (ErrataError, asyncio.CancelledError, GeneratorExit):
             raise
         except _NoSuchTool as error:
             return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, str(error), rpc.id)
-        except Exception as error:
-            return rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id)
-        return rpc_result(rpc, _plain(result))
+        except BaseException as error:  # asyncio would let SystemExit end the event loop
+            return rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, text_of(contained(error)), rpc.id)
+        return rpc_result(rpc, result)
 
     async def _listed(self, host: EnvHost) -> list[Any]:
         client, server = _endpoints(host)

@@ -31,7 +31,7 @@ from errata_protocol.replay import StateAtRequest
 from ..episodes.episodes import Episodes
 from ..episodes.forks import Forks
 from ..episodes.reads import JournalReads
-from ..runtime.rows import Admitted, wire_digest
+from ..runtime.rows import Admitted, encode_output, wire_digest
 from ..sessions.decoding import reset_request, step_request
 from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
@@ -129,7 +129,7 @@ class PlainSocket(SocketDoor):
                 return await self._state_at(session, frame, self._episodes.reads)
             case "state":
                 WSStateMessage(**frame)
-                return to_json({"type": "state", "data": await self._sessions.state(session)}, inf_nan_mode="null")
+                return encode_output({"type": "state", "data": await self._sessions.state(session)})
             case "capabilities":
                 self._probed = True
                 return to_json({"type": "capabilities", "data": capabilities_data(self._capabilities(), session)})

@@ -23,6 +23,7 @@ from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, ServiceError, StepTimeout
 
 from ..concurrency.calls import CallAbandoned, ThreadGone
+from ..concurrency.containment import calling, text_of
 from ..concurrency.deadlines import ends_within
 from ..concurrency.places import CancelledByItself, Place, TaskCall, ThreadCall
 from ..concurrency.procedures import Procedure, run
@@ -31,7 +32,7 @@ from ..concurrency.threads import Threads
 from ..recovery import NONE, RecoveryClass
 from .call_arguments import accepted, parameters_of
 from .context import SessionContext, _current
-from .mcp_session import McpKeeper
+from .mcp_session import McpKeeper, has_mcp_session
 from .placement import EnvironmentFactory, overrides, place_for
 from .recovery_class import is_foreign_snapshot, recovery_of
 from .reward_credit import Credit
@@ -122,7 +123,7 @@ class EnvHost:
             place = place_for(factory, threads, owner)
             try:
                 env = yield ThreadCall(scoped(context, factory), (), place, timeout_s)
-                host = cls._of(env, factory, context, threads, place, classify)
+                host = calling(cls._of, env, factory, context, threads, place, classify)
                 break
             except BaseException as error:
                 place.release()
@@ -131,12 +132,14 @@ class EnvHost:
                 if isinstance(error, ErrataError) or not isinstance(error, Exception):
                     raise
                 raise _factory_failed(factory, error, timeout_s) from error
-        if callable(getattr(host.env, "mcp_session", None)):
-            try:
+        try:
+            if calling(has_mcp_session, host.env):
                 host._mcp = yield McpKeeper.open(host.env, timeout_s)
-            except (Exception, asyncio.CancelledError):
-                yield host.close()
+        except (Exception, asyncio.CancelledError) as error:
+            yield host.close()
+            if isinstance(error, ErrataError | asyncio.CancelledError):
                 raise
+            raise _factory_failed(factory, error, timeout_s) from error
         return host
 
     @classmethod
@@ -260,7 +263,7 @@ class EnvHost:
         failure = yield from self._failure("step", call, error, timeout_s)
         if isinstance(failure, ErrataError):
             return failure
-        failed = EnvironmentFailed(str(error))
+        failed = EnvironmentFailed(text_of(error))
         failed.__cause__ = error
         return failed
 
@@ -271,9 +274,10 @@ class EnvHost:
     async def state(self) -> dict[str, Any]:
         """Return the environment's state as a dict; empty if it has none."""
         state = await run(self._call(lambda: self.env.state, 60.0, on_loop=True, name="state"))
-        if hasattr(state, "model_dump"):
-            return dict(state.model_dump())
-        return dict(state) if state else {}
+        try:
+            return calling(_as_dict, state)
+        except Exception as error:
+            raise EnvironmentFailed(f"the state cannot be read: {text_of(error)}") from error
 
     def snapshot(self) -> Procedure[Snapshot | None]:
         """Return a snapshot to journal with the last delivery; None if the environment takes none.
@@ -355,11 +359,11 @@ class EnvHost:
             await self._mcp.close()
             self._mcp = None
         if self._place is None or not self.gone:
-            aclose = getattr(self.env, "aclose", None)
             try:
+                aclose = calling(getattr, self.env, "aclose", None)
                 await run(self._call(aclose if callable(aclose) else self.env.close, timeout_s))
             except Exception as error:
-                self._context.log.warning("close of %s failed: %s", type(self.env).__name__, error)
+                self._context.log.warning("close of %s failed: %s", type(self.env).__name__, text_of(error))
         self.abandon()
 
     def abandon(self) -> None:
@@ -391,7 +395,7 @@ class EnvHost:
             if self._place is None and on_loop:
                 token = _current.set(self._context)
                 try:
-                    result = method(*args)
+                    result = calling(method, *args)
                 finally:
                     _current.reset(token)
             else:
@@ -403,7 +407,7 @@ class EnvHost:
         except ErrataError:
             raise
         except Exception as error:
-            raise EnvironmentFailed(str(error)) from error
+            raise EnvironmentFailed(text_of(error)) from error
 
     def _in_thread(self, name: str, function: Callable[[], T], timeout_s: float) -> Procedure[T]:
         call = ThreadCall(function, (), self._place or self._threads.free(), timeout_s, self._context)
@@ -465,12 +469,18 @@ class EnvHost:
         return context
 
 
+def _as_dict(state: Any) -> dict[str, Any]:
+    if hasattr(state, "model_dump"):
+        return dict(state.model_dump())
+    return dict(state) if state else {}
+
+
 def _factory_failed(factory: EnvironmentFactory, error: Exception, timeout_s: float) -> ServiceError:
     """Return the error to raise for a factory that raised ``error`` or was abandoned after ``timeout_s``."""
     name = getattr(factory, "__name__", str(factory))
     if isinstance(error, CallAbandoned):
         return StepTimeout(f"environment factory {name} {error.described(timeout_s)}")
-    return EnvironmentFailed(f"environment factory {name} failed: {error}", factory_name=name)
+    return EnvironmentFailed(f"environment factory {name} failed: {text_of(error)}", factory_name=name)
 
 
 def scoped(context: SessionContext, function: Callable[[], T]) -> Callable[[], T]:

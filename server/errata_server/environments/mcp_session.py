@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
 
 from errata_protocol.errors import EnvironmentFailed, StepTimeout
+
+from ..concurrency.containment import calling, contained, is_ending, text_of
+
+log = logging.getLogger("errata.environment")
+
+
+def has_mcp_session(env: Environment[Any, Any, Any]) -> bool:
+    """Return whether an environment has an MCP session to keep open; prepare its MCP server to outlive its tools.
+
+    FastMCP runs tools in tasks of its own, in which SystemExit would end the event loop.
+    """
+    try:
+        chain = calling(lambda: getattr(getattr(env, "mcp_server", None), "middleware", None))
+    except Exception:  # a property that works only later; tools without a client run where `calls.Call` contains them
+        chain = None
+    if isinstance(chain, list) and _contain not in chain:  # several instances may share a server
+        chain.insert(0, _contain)
+    return callable(getattr(env, "mcp_session", None))
+
+
+async def _contain(context: Any, call_next: Any) -> Any:
+    """Middleware of FastMCP: what a tool raises is that call's error."""
+    task = asyncio.current_task()
+    try:
+        return await call_next(context)
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_ending(error, task):
+            raise
+        raise contained(error) from error
 
 
 class McpKeeper:
@@ -41,10 +73,13 @@ class McpKeeper:
             async with self._env.mcp_session():
                 self._ready.set_result(None)
                 await self._done.wait()
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # asyncio would let SystemExit end the event loop
             if self._ready.done():
-                raise
-            failed = EnvironmentFailed(f"the MCP session could not be opened: {error}")
+                log.warning("the MCP session of a %s ended: %s", type(self._env).__name__, text_of(error))
+                return
+            failed = EnvironmentFailed(f"the MCP session could not be opened: {text_of(error)}")
             failed.__cause__ = error
             self._ready.set_exception(failed)
 

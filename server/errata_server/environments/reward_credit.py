@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..concurrency.containment import calling, text_of
+
 log = logging.getLogger("errata.rewards")
 
 
@@ -40,9 +42,9 @@ class Credit:
         if judge is None:
             return None
         try:
-            entries = getattr(judge, "trajectory", None)
+            entries = calling(getattr, judge, "trajectory", None)
         except Exception as error:  # the environment may define it as a property
-            log.debug("the trajectory cannot be read: %s", error)
+            log.debug("the trajectory cannot be read: %s", text_of(error))
             return None
         return len(entries) if isinstance(entries, list | tuple) else None
 
@@ -89,9 +91,9 @@ class Credit:
             values: What ``compute_step_rewards()`` returned.
         """
         try:
-            rewards = [_finite(value) for value in values]
-        except (TypeError, ValueError) as error:
-            log.warning("compute_step_rewards() gave no list of finite numbers and is left out: %s", error)
+            rewards = calling(lambda: [_finite(value) for value in values])
+        except Exception as error:
+            log.warning("compute_step_rewards() gave no list of finite numbers and is left out: %s", text_of(error))
             return {}
         t_of = self._t_of
         if self.judged() is None:

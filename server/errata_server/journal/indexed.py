@@ -438,26 +438,27 @@ class IndexedJournal(Journal):
             if not (broken or self._is_damaged or isinstance(error, UnknownPosition)):
                 raise
             log.warning("the index of the journal is made again from the segments: %s", error)
+            known = self._opened.position() if isinstance(error, UnknownPosition) and self._opened is not None else None
             self._release()
             _remove(self._path)
             self._is_damaged = False
-            self._start()
+            self._start(known)
 
     def _release(self) -> None:
         self._readers.close()
         if self._opened is not None:
             self._opened.close()
 
-    def _start(self) -> None:
+    def _start(self, known: Position | None = None) -> None:
         self._readers = Readers(lambda: connect(self._path), str(self._path))
         self._live = Live()
         self._standing = Standing(self._live, self._rows)
         self._reads = IndexedReads(self._log, self._standing, self._live, self._rows)
         self._opened = None
         self._opened = Index(self._path)
-        self._load()
+        self._load(known)
 
-    def _load(self) -> None:
+    def _load(self, known: Position | None) -> None:
         live, began, logged = self._live, time.monotonic(), time.monotonic()
         position = self._index.position()
         if position is not None and not self._log.numbers():
@@ -465,7 +466,7 @@ class IndexedJournal(Journal):
             raise all_gone(self._path.parent)
         live.next_session, live.next_episode = self._index.next_numbers()
         rows = 0
-        for placed, behind in self._log.replay(position):
+        for placed, behind in self._log.replay(position, known):
             self._take_again(placed, behind)
             rows += len(placed)
             if live.batch.rows >= self._batch_rows:

@@ -66,6 +66,9 @@ class Position(NamedTuple):
 Placed = tuple[Place, LogRecord]
 
 
+_UNFINISHED = "A server that ended while it wrote leaves such an end and has acknowledged nothing of it. "
+
+
 class UnknownPosition(Exception):
     """A position is not one of these segments: they are older than it, or others."""
 
@@ -275,8 +278,15 @@ class SegmentLog(Segments):
         """Behind the last frame."""
         return Position(self._head.number, self._size, self._head.salt)
 
-    def replay(self, position: Position | None) -> Iterator[tuple[list[Placed], Position]]:
+    def replay(
+        self, position: Position | None, known: Position | None = None
+    ) -> Iterator[tuple[list[Placed], Position]]:
         """`after`, and when it is exhausted, this log appends behind it: a torn end was cut off.
+
+        Args:
+            position: See `after`.
+            known: Up to where an index knew these segments that is not used any more. If they end before that, rows
+                are gone that may have been acknowledged; this is logged.
 
         Raises:
             JournalUnavailable: See `after`.
@@ -301,6 +311,8 @@ class SegmentLog(Segments):
             self._disk.remove(name_of(number))
             self._disk.sync_names()
             if len(numbers) == 1:
+                if known is not None:
+                    _lacks(known, 0, 0, b"")
                 return
             number -= 1
             header, moved = self._header(number)
@@ -309,15 +321,17 @@ class SegmentLog(Segments):
         if moved is not None:
             self._sealed = True  # nothing is appended to what was compacted
             return
+        lost = known is not None and _lacks(known, number, size, header.salt)
         if (torn := self.size(number) - size) > 0:
             tail = self._disk.read_at(name_of(number), size, torn)
             held = summary(piece.record for piece in pieces_of(tail) if piece.record is not None)
             log.warning(
-                "journal: the last %d bytes of segment %d are dropped, from byte %d on: they hold no whole frame. A "
-                "server that ended while it wrote leaves such an end and has acknowledged nothing of it. It held: %s",
+                "journal: the last %d bytes of segment %d are dropped, from byte %d on: they hold no whole frame. %sIt "
+                "held: %s",
                 torn,
                 number,
                 size,
+                "" if lost else _UNFINISHED,
                 held,
             )
             self._disk.truncate(name_of(number), size)
@@ -464,3 +478,26 @@ def all_gone(directory: Path) -> JournalUnavailable:
 def name_of(number: int) -> str:
     """Return the name of a segment's file."""
     return f"{number:08d}{_SUFFIX}"
+
+
+def _lacks(known: Position, number: int, size: int, salt: bytes) -> bool:
+    """Return whether segments end before what an index knew of them; log it, because that may have been acknowledged.
+
+    Args:
+        known: Up to where the index knew them.
+        number: Last segment.
+        size: Where its last whole frame ends.
+        salt: Salt of that segment.
+    """
+    if known.segment < number or (known.segment == number and (known.offset <= size or known.salt != salt)):
+        return False
+    log.error(
+        "journal: the segments end at byte %d of segment %d, and the index knew them up to byte %d of segment %d. What "
+        "was between is gone, and had been acknowledged (without fsync, a power loss does that). Sessions with rows "
+        "there end with SESSION_LOST when their clients come back. To keep them, stop this server and restore a copy",
+        size,
+        number,
+        known.offset,
+        known.segment,
+    )
+    return True

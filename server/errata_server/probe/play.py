@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from websockets.sync.client import connect
 from errata_protocol.errors import ServiceError
 
 from ..process import ServerProcess
+from ..settings import token_in_environment
 from .requests import Request
 
 STEP_S = 120.0
@@ -50,7 +50,7 @@ class Socket:
 
     def __init__(self, url: str, session_id: str | None = None) -> None:
         query = f"?session_id={session_id}" if session_id else ""
-        token = os.environ.get("ERRATA_TOKEN", "").partition(",")[0].strip()
+        token = (token_in_environment() or "").partition(",")[0].strip()
         headers = {"Authorization": f"Bearer {token}"} if token else None
         self.eid: str | None = None
         self.t: int | None = None
@@ -160,7 +160,7 @@ def fork(url: str, eid: str, t: int) -> str:
         PlayFailed: The server refused it.
         httpx.HTTPError: The server did not answer.
     """
-    token = os.environ.get("ERRATA_TOKEN", "").partition(",")[0].strip()
+    token = (token_in_environment() or "").partition(",")[0].strip()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answer = httpx.post(
         f"{url}/episodes/{eid}/fork",

@@ -27,7 +27,8 @@ def lock(directory: Path) -> int:
         fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise JournalUnavailable(
-            f"cannot use the data directory {directory}: {error.strerror}; give another ({_WAYS})"
+            f"cannot use the data directory {directory}: {error.strerror}; give one that this user can write "
+            f"({_WAYS}), such as a volume; ERRATA_DATA_DIR=/tmp/errata keeps episodes only until a restart"
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from openenv.core.env_server.types import Observation
 
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
+from errata_protocol.json_text import well_formed
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorMarkers
 from errata_protocol.payload import DIGEST_PREFIX, encode_payload
 
@@ -36,6 +38,18 @@ class Admitted(Struct, frozen=True, gc=False):
     """sha256 of the request as received, where that is not ``request``."""
 
 
+def encode_output(data: Mapping[str, Any], *, finite: bool = False) -> bytes:
+    """Return what an environment returned as JSON; see `encode_payload`.
+
+    Raises:
+        EnvironmentOutputInvalid: It has no JSON form.
+    """
+    try:
+        return encode_payload(data, finite=finite)
+    except ValueError as error:
+        raise EnvironmentOutputInvalid(str(error)) from error
+
+
 def observation_row(
     admitted: Admitted, observation: Observation, snapshot: Snapshot | None, volatile_fields: tuple[str, ...] = ()
 ) -> DeliveryRow:
@@ -56,10 +70,7 @@ def observation_row(
         marks = _MARKS[cls] = issubclass(cls, ErrorMarkers)
     if marks:
         observation = observation.with_site_t(admitted.t)
-    try:
-        payload = encode_payload(serialize_observation(observation), finite=admitted.id is not None)
-    except ValueError as error:
-        raise EnvironmentOutputInvalid(str(error)) from error
+    payload = encode_output(serialize_observation(observation), finite=admitted.id is not None)
     reward, metadata = observation.reward, observation.metadata
     finite = float(reward) if isinstance(reward, (int, float)) and math.isfinite(reward) else None
     if reward is not None and finite is None:
@@ -74,8 +85,8 @@ def observation_row(
         volatile_fields,
         finite,
         bool(observation.done),
-        marker if isinstance(marker, str) else None,
-        hint if isinstance(hint, str) else None,
+        well_formed(marker) if isinstance(marker, str) else None,  # as it stands in the payload
+        well_formed(hint) if isinstance(hint, str) else None,
     )
 
 
@@ -95,10 +106,7 @@ def mcp_row(
         volatile_fields: Likewise.
         detection: What its markers say.
     """
-    try:
-        payload = encode_payload(response, finite=admitted.id is not None)
-    except ValueError as error:
-        raise EnvironmentOutputInvalid(str(error)) from error
+    payload = encode_output(response, finite=admitted.id is not None)
     return _row(
         admitted,
         payload,

@@ -287,11 +287,22 @@ def _config(
 
 
 def _run(main: Coroutine[Any, Any, None], make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """Run a coroutine in a new event loop; unlike asyncio.Runner, do not wait for tasks that ignore cancellation."""
+    """Run a coroutine in a new event loop; unlike asyncio.Runner, do not wait for tasks that ignore cancellation.
+
+    SystemExit of another task or callback does not end it: environments start some, and agents' code may run there.
+    """
     loop = make_loop()
     asyncio.set_event_loop(loop)
+    task = loop.create_task(main)
     try:
-        loop.run_until_complete(main)
+        while not task.done():
+            try:
+                loop.run_until_complete(task)
+            except (SystemExit, KeyboardInterrupt) as error:
+                is_signal = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # before uvicorn captures it
+                if task.done() or (isinstance(error, KeyboardInterrupt) and is_signal):
+                    raise
+                log.error("code of an environment raised %s in a task of its own", type(error).__name__, exc_info=error)
     finally:
         try:
             loop.run_until_complete(_end_tasks())

@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from errata_protocol.errors import ErrataError, InvalidRequest
 
+from ..concurrency.containment import text_of
 from ..journal.base import DeliveryRow
 from .session import Request
 
@@ -33,8 +34,8 @@ def read_action(data: dict[str, Any], action_cls: type[Action]) -> Action:
         return deserialize_action(data, action_cls)
     except (ValidationError, ErrataError):
         raise
-    except (Exception, SystemExit) as error:  # asyncio would let the latter end the event loop
-        raise InvalidRequest(f"the action could not be read: {str(error)[:1000]}") from error
+    except BaseException as error:  # of a validator; asyncio would let SystemExit end the event loop
+        raise InvalidRequest(f"the action could not be read: {text_of(error)[:1000]}") from error
 
 
 def step_request(data: dict[str, Any], action_cls: type[Action]) -> Request:

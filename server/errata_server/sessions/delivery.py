@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from errata_protocol.errors import EnvironmentFailed, ErrataError, Overloaded, ServiceError, SessionUnknown, StepTimeout
 
+from ..concurrency.containment import calling
 from ..concurrency.fair_lock import Turn
 from ..concurrency.procedures import Procedure
 from ..environments.host import CallNotRun, EnvHost, ThreadLost
@@ -129,7 +130,9 @@ class Delivery:
             except ServiceError as error:
                 yield self._restore(turn, session, admitted, error)
                 raise
-            except Exception as error:
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:
                 if not isinstance(error, ErrataError) and session.recoverable:
                     # A defect of the server, perhaps after the environment acted: the door refuses the request.
                     yield self._instances.drop(turn, session, "")
@@ -166,6 +169,7 @@ class Delivery:
     async def _episode_row(self, host: EnvHost, session: Session, eid: str, request: Request) -> EpisodeRow:
         try:
             alias = (await host.state()).get("episode_id")
+            alias = None if alias is None else calling(str, alias)
         except Exception:  # upstream does not read the state here, so an error in it must not fail the request
             alias = request.reset.get("episode_id")
         return EpisodeRow(

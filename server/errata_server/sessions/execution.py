@@ -13,6 +13,7 @@ from msgspec import Struct
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid
 
+from ..concurrency.containment import text_of
 from ..concurrency.procedures import Procedure
 from ..environments.declarations import Declared
 from ..environments.detection import marked_observation, marked_response
@@ -93,9 +94,9 @@ class Execution:
             row = observation_row(admitted, outcome, snapshot, self._declared.volatile_fields(outcome))
         except EnvironmentOutputInvalid:
             raise
-        except Exception as error:  # the result is not an observation; any exception may show that
+        except BaseException as error:  # the result is not an observation; any exception of its code may show that
             raise EnvironmentOutputInvalid(
-                f"{request.kind} returned something that is no observation: {type(error).__name__}: {error}"
+                f"{request.kind} returned something that is no observation: {type(error).__name__}: {text_of(error)}"
             ) from error
         return Executed(row, rewards)
 

@@ -14,14 +14,15 @@ from openenv.core.env_server.mcp_types import JsonRpcRequest
 from pydantic_core import to_json
 
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, InvalidRequest
+from errata_protocol.errors import EnvironmentFailed, ErrataError, InvalidRequest
+from errata_protocol.json_text import is_readable
 from errata_protocol.mux import AnswerRead, EncodedReply, ReadPushes, ReadReplies, RecordedReply
 
 from ...episodes.reads import JournalReads
 from ...ids import name_of
 from ...journal.base import SessionRow
 from ...runtime.rewards import push_data
-from ...runtime.rows import wire_digest
+from ...runtime.rows import encode_output, wire_digest
 from ...sessions.session import Session
 from ...sessions.sessions import Sessions
 from ..capabilities import capabilities_data
@@ -29,7 +30,7 @@ from ..json_rpc import invalid_call, parse_rpc
 from ..mcp import McpDoor
 from .driver import ProtocolDriver, SocketHandle, journal_sid, wire_sid
 from .lifetime import SessionLifetime
-from .translation import object_of, recorded_of
+from .translation import object_of, recorded_of, unreadable
 
 log = logging.getLogger("errata.mux")
 
@@ -156,12 +157,11 @@ class ReadRunner:
             if "t" not in fields:
                 raise InvalidRequest("state with eid needs t")
             row = await self._reads.state_at(session.eid, fields["t"], fields.get("eid"), principal)
+            if not is_readable(row.payload):
+                raise unreadable(row)
             return EncodedReply("state_at", row.payload, row.eid, row.t, wire_digest(row.digest), row.wire_kind)
         if read.kind == "state":
-            try:
-                return EncodedReply("state", to_json(await self._sessions.state(session), inf_nan_mode="null"))
-            except ValueError as error:
-                raise EnvironmentOutputInvalid(f"the environment's state has no JSON form: {error}") from error
+            return EncodedReply("state", encode_output(await self._sessions.state(session)))
         if read.kind == "rewards":
             eid = fields.get("eid") or session.eid
             if eid is not None and eid != session.eid:
@@ -177,7 +177,7 @@ class ReadRunner:
             return EncodedReply("mcp", to_json(refused))
         answer = await self._mcp.on_session(session, rpc, read.data)
         assert isinstance(answer, dict)  # a Reply comes from a tools/call only, which is no read
-        return EncodedReply("mcp", to_json(answer))
+        return EncodedReply("mcp", encode_output(answer))
 
     async def _close_group(self, group: str, principal: str | None) -> int:
         """Close all open sessions of a group and principal, hibernated ones too; return how many."""

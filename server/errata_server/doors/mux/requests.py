@@ -34,7 +34,7 @@ from ...sessions.sessions import Sessions
 from ..injected_state import reset_to
 from .driver import ProtocolDriver, journal_sid
 from .lifetime import SessionLifetime
-from .translation import RequestDecoder, RpcRefused, object_of, reply_of
+from .translation import RequestDecoder, RpcRefused, object_of, replayed_reply, reply_of
 
 log = logging.getLogger("errata.mux")
 
@@ -227,7 +227,7 @@ class RequestRunner:
     async def _reset_to(self, session: Session, run: RunRequest, eid: str, t: int) -> EncodedReply:
         """Continue a session from a state(t) of an episode (PROTOCOL D11)."""
         admitted = self._admitted(session, run)
-        return reply_of(await reset_to(self._sessions.runtime, self._forks, session, admitted, (eid, t)))
+        return replayed_reply(await reset_to(self._sessions.runtime, self._forks, session, admitted, (eid, t)))
 
     async def _close(self, session: Session, run: RunRequest) -> EncodedReply:
         row = self._row(session, run, b"{}")

@@ -9,7 +9,8 @@ from openenv.core.env_server.mcp_types import JsonRpcRequest
 from openenv.core.env_server.types import Action
 from pydantic import ValidationError
 
-from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError, InvalidRequest
+from errata_protocol.json_text import is_readable
 from errata_protocol.mux import EncodedReply, RecordedReply, RunRequest
 
 from ...journal.base import DeliveryRow
@@ -115,6 +116,26 @@ def reply_of(row: DeliveryRow) -> EncodedReply:
     return EncodedReply(kind, row.payload, row.eid, row.t, wire_digest(row.digest))
 
 
+def replayed_reply(row: DeliveryRow) -> EncodedReply:
+    """Return the reply that an earlier row holds; an error where a shared socket cannot carry its payload.
+
+    Journals of earlier versions may hold halves of surrogate pairs. A client that cannot read one message of a frame
+    may lose all others in it, and get them again after each reconnect.
+    """
+    if is_readable(row.payload):
+        return reply_of(row)
+    return EncodedReply("error", msgspec.json.encode(unreadable(row).to_wire()))
+
+
+def unreadable(row: DeliveryRow) -> EnvironmentOutputInvalid:
+    """Return the error for a payload that a shared socket cannot carry."""
+    where = f"GET /episodes/{row.eid}/states/{row.t} has its bytes" if row.t is not None else "it is in the journal"
+    return EnvironmentOutputInvalid(
+        f"this payload was written by an earlier version and holds half of a surrogate pair, which not every client on "
+        f"a shared socket can read: {where}"
+    )
+
+
 def recorded_of(row: DeliveryRow) -> RecordedReply:
     """Return the recorded request and reply of a row, as the state machine keeps them.
 
@@ -125,4 +146,4 @@ def recorded_of(row: DeliveryRow) -> RecordedReply:
         raise ValueError("this row has no id: it is not of a multiplexed session")
     kind = "reset" if row.kind == "fork" and row.t is not None else row.kind  # a reset to a state(t)
     request = as_received(row.request, row.request_sha) if row.kind == "reset" and row.request else row.request or None
-    return RecordedReply(row.id, kind, row.request_sha, reply_of(row), request)
+    return RecordedReply(row.id, kind, row.request_sha, replayed_reply(row), request)
