@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-MAX_DEPTH = 100
-"""Deepest nesting: more than any message or file has, and little enough for every encoder, printer and validator."""
+MAX_DEPTH = 256
+"""Deepest nesting: far deeper than any message or file, and shallow enough for every encoder, printer and validator."""
 
 _MAYBE_INFINITE = re.compile(r"[eE]\+?0*[1-9]\d\d|\d{100}")
 

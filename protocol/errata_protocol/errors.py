@@ -118,15 +118,15 @@ class ErrataError(RuntimeError):
 
     code: ClassVar[str] = "EXECUTION_ERROR"
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details = details
 
     @property
     def info(self) -> CodeInfo:
-        """The row of `CODES` for this error."""
-        return CODES[self.code]
+        """The row of `CODES` for this error; for a code that this version does not know, that of its class."""
+        return CODES.get(self.code) or CODES[type(self).code]
 
     @property
     def retryable(self) -> bool:

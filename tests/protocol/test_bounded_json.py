@@ -11,8 +11,8 @@ from errata_protocol.bounded_json import MAX_DEPTH, decode
     ("text", "words"),
     [
         ("[" * 100_000, "nested deeper|Expecting value"),
-        ("[" * 500 + "]" * 500, "nested deeper than 100"),
-        ('{"a":' * 500 + "1" + "}" * 500, "nested deeper than 100"),
+        ("[" * 500 + "]" * 500, "nested deeper than 256"),
+        ('{"a":' * 500 + "1" + "}" * 500, "nested deeper than 256"),
         ("1e999", "beyond what a double holds"),
         ('{"a": [1, {"b": -1E0999}]}', "beyond what a double holds"),
         ("9" * 400 + ".5", "beyond what a double holds"),
