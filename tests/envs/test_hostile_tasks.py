@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from terminal_env.server import dockerfile, task_files
 from terminal_env.server.dockerfile import DockerfileInvalid, Placed
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import BUNDLED, LOCAL, TASKS_VARIABLE, TaskInvalid, load_tasks, read_task, task_roots
+from terminal_env.spec import SPEC
 
 from ..counted_work import calls_of
 from .scripted import write_task
@@ -227,6 +229,18 @@ async def test_a_reset_to_another_task_works_beside_a_bad_directory(
     assert started.instruction
     with pytest.raises(EnvironmentFailed, match=r"task bad: task\.toml"):
         await environment.reset_async(task_id="bad")
+
+
+def test_what_cannot_be_used_is_told_without_a_path_of_this_machine(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("fifo", "linked instruction", "sparse instruction", "copy of a fifo"):
+        built(directory / name.replace(" ", "-"), HOSTILE[name][0])
+    monkeypatch.setenv(TASKS_VARIABLE, str(directory))
+    told = SPEC.unusable.partition(":")
+    found = getattr(importlib.import_module(told[0]), told[2])()
+    assert set(found) == {"fifo", "linked-instruction", "sparse-instruction", "copy-of-a-fifo"}
+    assert not [why for why in found.values() if str(directory) in why]
 
 
 def test_a_name_that_cannot_be_printed_is_refused_and_printed_as_escapes(directory: Path) -> None:

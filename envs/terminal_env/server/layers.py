@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.grading.staging import staged
-from errata_server.input_files import read_file
+from errata_server.input_files import FileRefused, read_file
 from errata_server.sandbox.base import WORKSPACE, Backend, CommandResult, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.recipe import AGENT_UID
 from errata_server.sandbox.spec import SandboxSpec, SpecRefused
@@ -110,7 +110,7 @@ async def _opened(backend: Backend, task: Task | None) -> Sandbox:
         entries = tuple(made.entry() if isinstance(made, Placed) else made for made in task.recipe.start)
         spec = SandboxSpec(workdir=task.workdir, entries=entries, mtime_s=EPOCH_S)
         return await backend.open(base=task.base, spec=spec)
-    except (SpecRefused, OSError) as error:
+    except (SpecRefused, FileRefused, OSError) as error:
         raise EnvironmentFailed(f"cannot set up {task.id}: environment/Dockerfile: {error}") from error
 
 

@@ -187,7 +187,9 @@ def read_task(root: Path, split: str = LOCAL) -> Task:
     try:
         return _read_task(root, split)
     except (TaskInvalid, OSError) as error:
-        raise TaskInvalid(f"task {printable(root.name)}: {printable(error)}") from error
+        # The message goes to clients, which the place of the tasks on this machine does not concern.
+        text = str(error).replace(f"{root}{os.sep}", "")
+        raise TaskInvalid(f"task {printable(root.name)}: {printable(text)}") from error
 
 
 def _read_task(root: Path, split: str) -> Task:
@@ -502,3 +504,8 @@ def offered_tasks() -> TaskSet:
     Read once for each value of the variable, because the Task API makes an environment for every request.
     """
     return _loaded(os.environ.get(TASKS_VARIABLE, ""))
+
+
+def unusable() -> Mapping[str, str]:
+    """Return why a directory of `offered_tasks` cannot be used, by its name."""
+    return offered_tasks().broken

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 from errata_protocol.bundle import BundledEpisode, DeliveryRecord, bundle_lines, index_bundle, parse_line
 from errata_protocol.capabilities import PROTOCOL_NAME
@@ -21,6 +21,7 @@ from ..doors.auth import guard
 from ..episodes.interface import Delivered
 from ..input_files import open_regular
 from ..runtime.ownership import missing_delivery
+from ..runtime.readiness import listed_without_details
 from ..settings import Settings
 from .server import Bind, checked_settings, run_read_only
 
@@ -167,8 +168,11 @@ def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False)
         return {"status": "healthy"}
 
     @app.get("/ready", tags=["Errata"])
-    async def ready() -> dict[str, Any]:
-        return {"status": "ready", "reasons": [], **({"unusable": archive.broken} if archive.broken else {})}
+    async def ready(request: Request) -> dict[str, Any]:
+        unusable = {"bundles": list(archive.broken.values())} if archive.broken else {}
+        if http_routes.principal(request) is None and settings.tokens:
+            unusable = listed_without_details(unusable)
+        return {"status": "ready", "reasons": [], **({"unusable": unusable} if unusable else {})}
 
     http_routes.register_reads(app, archive)
     http_routes.answer_errors(app)
