@@ -59,10 +59,12 @@ def json_values(path: Path) -> Any:
         return values
     content = bytearray()
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
+            raise _too_large(path)
         while len(content) <= MAX_FILE_BYTES and (part := file.read(_PART_BYTES)):
             content += part
-    if len(content) > MAX_FILE_BYTES:
-        raise FileRefused(f"{path} is larger than {MAX_FILE_BYTES:,} bytes: write JSON lines, in a file .jsonl")
+    if len(content) > MAX_FILE_BYTES:  # it grew, or is one of a file system that tells no sizes
+        raise _too_large(path)
     return decode(bytes(content))
 
 
@@ -81,3 +83,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             if line.strip():
                 yield number, line
             number += 1
+
+
+def _too_large(path: Path) -> FileRefused:
+    return FileRefused(f"{path} is larger than {MAX_FILE_BYTES:,} bytes: write JSON lines, in a file .jsonl")

@@ -68,11 +68,17 @@ def read_file(path: Path, limit_bytes: int, *, follow: bool = True) -> bytes:
     """
     content = bytearray()
     with open_regular(path, follow=follow) as file:
+        if os.fstat(file.fileno()).st_size > limit_bytes:
+            raise _too_large(path, limit_bytes)
         while len(content) <= limit_bytes and (part := file.read(_PART_BYTES)):
             content += part
-    if len(content) > limit_bytes:
-        raise FileRefused(f"{path} is larger than {limit_bytes:,} bytes, the most that is read of such a file")
+    if len(content) > limit_bytes:  # it grew, or is one of a file system that tells no sizes
+        raise _too_large(path, limit_bytes)
     return bytes(content)
+
+
+def _too_large(path: Path, limit_bytes: int) -> FileRefused:
+    return FileRefused(f"{path} is larger than {limit_bytes:,} bytes, the most that is read of such a file")
 
 
 def _demand_regular(path: Path, mode: int) -> None:
