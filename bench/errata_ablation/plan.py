@@ -136,6 +136,7 @@ def arms_of(names: list[str]) -> tuple[Arm, ...]:
     return tuple(known[name] for name in names)
 
 
+_MAX_BYTES = 64 * 1024
 _TABLES = ("policy", "environment", "tasks", "pairs")
 
 
@@ -148,8 +149,16 @@ def read_plan(path: Path) -> Plan:
     Raises:
         InvalidRequest: The file is not of that form; the message says where.
     """
+    if path.exists() and not path.is_file():
+        raise InvalidRequest(f"{path} is not a regular file")
     try:
-        read = tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise InvalidRequest(f"{path} is larger than {_MAX_BYTES:,} bytes")
+        read = tomllib.loads(content.decode())
+    except RecursionError:
+        raise InvalidRequest(f"{path}: a value is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{path}: {error}") from error
     known = {*_TABLES, "experiment", "grpo", "channels", "check", "arms", "family", "evaluation"}
@@ -159,6 +168,9 @@ def read_plan(path: Path) -> Plan:
     for name in ("policy", "environment", "tasks") if any(name in read for name in _TABLES) else ():
         if not isinstance(read.get(name), dict):
             raise InvalidRequest(f"{path}: the table [{name}] is missing")
+    wrong = [name for name, value in read.items() if not isinstance(value, list if name == "arms" else dict)]
+    if wrong:
+        raise InvalidRequest(f"{path}: {wrong[0]} is no table")
     experiment = read.get("experiment", {})
     seeds = experiment.get("seeds", 5)
     try:

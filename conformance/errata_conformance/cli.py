@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .printable import printable
 from .report import as_json, as_junit, as_text, broken
 from .results import Outcome, Result
 from .server_side.probe import KNOWN, Probe
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             given = Probe.read(Path(asked.probe))
         except (OSError, ValueError) as error:
-            parser.error(f"--probe {asked.probe}: {error}; or one of {', '.join(KNOWN)}")
+            return _fail(f"--probe {asked.probe}: {error}; or one of {', '.join(KNOWN)}")
     if (asked.stop or asked.kill) and not (asked.faults and asked.start):
         parser.error("--stop and --kill need --faults and --start")
     target = Target(
@@ -117,22 +118,16 @@ def _client(asked: argparse.Namespace, command: Sequence[str]) -> int:
     try:
         from .client_side.scenarios import run_client
     except ModuleNotFoundError as error:
-        print(
-            f"errata conformance: --client needs {error.name}: install openenv-errata-conformance[sample]",
-            file=sys.stderr,
-        )
-        return 2
+        return _fail(f"--client needs {error.name}: install openenv-errata-conformance[sample]")
     try:
         results = asyncio.run(run_client(command, asked.only))
     except OSError as error:
-        print(f"errata conformance: --client: the program cannot be started: {error}", file=sys.stderr)
-        return 2
+        return _fail(f"--client: the program cannot be started: {error}")
     results = [one for one in results if one.statement.split("-")[1] in asked.rfc]
     if asked.junit is not None:
         asked.junit.write_text(as_junit(results, f"conformance of {asked.client}"))
-    print(
-        as_json(results, {"client": asked.client, "rfcs": asked.rfc}) if asked.json else as_text(results, asked.verbose)
-    )
+    about = {"client": asked.client, "rfcs": asked.rfc}
+    print(printable(as_json(results, about) if asked.json else as_text(results, asked.verbose)))
     return 1 if broken(results, asked.strict) else 0
 
 
@@ -140,15 +135,13 @@ async def _main(asked: argparse.Namespace, target: Target, probe: str | None) ->
     try:
         name = await prepared(target, probe)
     except OSError as error:
-        print(f"errata conformance: {asked.url} does not answer: {error}", file=sys.stderr)
-        return 2
+        return _fail(f"{asked.url} does not answer: {error}")
     profile = None if asked.profile == "none" else asked.profile
     checks = [
         one for one in selected(asked.rfc, profile, asked.only) if asked.faults or not _by_faults(one.body.__module__)
     ]
     if not checks:
-        print("errata conformance: no check is selected", file=sys.stderr)
-        return 2
+        return _fail("no check is selected")
     done = 0
 
     def progress(result: Result) -> None:
@@ -171,13 +164,20 @@ async def _main(asked: argparse.Namespace, target: Target, probe: str | None) ->
     if asked.junit is not None:
         asked.junit.write_text(as_junit(results, f"conformance of {asked.url}"))
     if asked.json:
-        print(as_json(results, about))
+        print(printable(as_json(results, about)))
     else:
-        print(f"{asked.url}: actions {name}; extensions {target.extensions or 'none'}; recovery {target.recovery}")
-        print(as_text(results, asked.verbose))
+        offers = f"extensions {target.extensions or 'none'}; recovery {target.recovery}"
+        print(printable(f"{asked.url}: actions {name}; {offers}\n{as_text(results, asked.verbose)}"))
     if any(one.outcome is Outcome.FAILED and one.statement == "base.connect" for one in results):
         return 1
     return 1 if broken(results, asked.strict) else 0
+
+
+def _fail(message: str) -> int:
+    """Print why nothing can be checked, in one line, and return the exit status for that."""
+    text = printable(" ".join(message.split()))
+    print(f"errata conformance: {text[:4000]}", file=sys.stderr)
+    return 2
 
 
 def _by_faults(module: str) -> bool:

@@ -91,7 +91,7 @@ def as_json(results: Sequence[Result], about: dict[str, Any]) -> str:
         ],
         "results": [asdict(one) for one in results],
     }
-    return json.dumps(report, indent=1, ensure_ascii=False)
+    return json.dumps(report, indent=1)
 
 
 def as_junit(results: Sequence[Result], name: str) -> str:

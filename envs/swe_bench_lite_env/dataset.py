@@ -7,15 +7,20 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from errata_protocol.bounded_json import decode
 from errata_protocol.errors import InvalidRequest, NotSupported
 from errata_protocol.install_hint import DISTRIBUTION, install_hint
+from errata_protocol.printable import printable
+
+from .input_files import FileRefused, json_lines, json_values, open_regular
 
 LITE = "SWE-bench/SWE-bench_Lite"
 """Name of SWE-bench Lite on the Hugging Face hub; ``lite`` means it too."""
@@ -27,6 +32,11 @@ LOCAL_SPLIT = "local"
 """Name of the rows of a file that says of no row which split it is of."""
 
 _SHOWN_PROBLEMS = 5
+_MAX_BATCH_BYTES = 1024**3
+_PYTHON_LIST = re.compile(
+    r"""\s*+[\[(](?:\s*+(?:'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+")\s*+,?+)*+\s*+[\])]\s*+""", re.DOTALL
+)
+"""A list or tuple of texts as Python writes it. `ast` is given nothing else: deep nesting can end the process."""
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 _REPO = re.compile(r"[A-Za-z0-9._+-]+/[A-Za-z0-9._+-]+")
@@ -153,8 +163,8 @@ class Dataset(Sequence[Instance]):
         self._by_id = {instance.instance_id: instance for instance in self._instances}
         self.name = name
         if len(self._by_id) < len(self._instances):
-            ids = [instance.instance_id for instance in self._instances]
-            twice = sorted({one for one in ids if ids.count(one) > 1})
+            counts = Counter(instance.instance_id for instance in self._instances)
+            twice = sorted(one for one, count in counts.items() if count > 1)
             raise DatasetInvalid(f"{name}: {', '.join(twice[:5])} occur more than once: keep one row of each")
 
     def __len__(self) -> int:
@@ -323,7 +333,9 @@ def read_row(row: Mapping[str, Any], where: str = "row", split: str = LOCAL_SPLI
     )
 
 
-def load_dataset(source: str | Path, split: str | None = None) -> Dataset:
+def load_dataset(
+    source: str | Path, split: str | None = None, *, broken: MutableMapping[str, str] | None = None
+) -> Dataset:
     """Read a data set in the schema of SWE-bench.
 
     Args:
@@ -332,9 +344,11 @@ def load_dataset(source: str | Path, split: str | None = None) -> Dataset:
             `LITE`. A path that exists comes before a name.
         split: The split to read. Without it, all but ``test``. A file that does not say of which split its rows are
             is the split that is asked for, and `LOCAL_SPLIT` without one.
+        broken: Gets the reason why a row cannot be used, by the row's place; such rows are left out. None: they are an
+            error, because figures over the rows that are left would be of another data set.
 
     Raises:
-        DatasetInvalid: Rows cannot be used.
+        DatasetInvalid: Rows cannot be used, and ``broken`` is None; or a file cannot be read on.
         UnknownSplit: There is no such split; or ``split`` is None and there is no split but ``test``.
         InvalidRequest: The file is missing or unreadable.
         NotSupported: ``pyarrow`` or ``datasets`` is missing, or the hub cannot be reached.
@@ -342,31 +356,40 @@ def load_dataset(source: str | Path, split: str | None = None) -> Dataset:
     path = Path(source).expanduser()
     if path.is_dir():
         rows = _directory_rows(path, split)
-    elif path.is_file():
+    elif path.exists():
         rows = _file_rows(path, split or _split_of(path) or LOCAL_SPLIT)
     elif path.suffix in _SUFFIXES or str(source).startswith((".", "/", "~")):
         raise InvalidRequest(f"{path}: no such file: name a .jsonl, .json or .parquet file, or a data set of the hub")
     else:
         rows = _hub_rows(LITE if str(source).lower() in ("lite", "swe-bench_lite") else str(source), split)
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     instances: list[Instance] = []
     seen: dict[str, str] = {}
     for where, row, row_split in rows:
         try:
+            if isinstance(row, DatasetInvalid):
+                raise row
             if not isinstance(row, Mapping):
                 raise DatasetInvalid(f"{where}: holds {type(row).__name__}: every row has to be an object")
             instance = read_row(row, where, row_split)
+            if instance.instance_id in seen:
+                raise DatasetInvalid(
+                    f"{where}: column instance_id repeats {seen[instance.instance_id]}: {instance.instance_id}"
+                )
         except DatasetInvalid as error:
-            problems.append(str(error))
-            continue
-        if instance.instance_id in seen:
-            problems.append(f"{where}: column instance_id repeats {seen[instance.instance_id]}: {instance.instance_id}")
-        seen[instance.instance_id] = where
-        instances.append(instance)
-    if problems:
+            problems[where] = printable(error)
+        except Exception as error:  # of a parser: it is contained to this row all the same
+            problems[where] = printable(f"{where}: cannot be read ({type(error).__name__}: {error})")
+        else:
+            seen[instance.instance_id] = where
+            instances.append(instance)
+    if broken is not None:
+        broken.update(problems)
+    elif problems:
         more = len(problems) - _SHOWN_PROBLEMS
-        shown = "; ".join(problems[:_SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise DatasetInvalid(f"{source}: {shown}", problems=problems[:100])
+        listed = list(problems.values())
+        shown = "; ".join(listed[:_SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise DatasetInvalid(f"{source}: {shown}", problems=listed[:100])
     return _of_split(instances, str(source), split)
 
 
@@ -408,19 +431,21 @@ def _file_rows(path: Path, split: str) -> Iterator[_Row]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
+    try:
+        for number, line in json_lines(path):
             try:
-                yield number, json.loads(line)
+                yield number, decode(line)
             except ValueError as error:
-                raise DatasetInvalid(f"{path}: row {number} is no JSON: {error}") from error
+                yield number, DatasetInvalid(f"{path.name} row {number} is no JSON: {error}")
+    except FileRefused as error:
+        raise DatasetInvalid(error.message) from error
 
 
 def _json(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        rows = json.loads(path.read_bytes())
+        rows = json_values(path)
+    except FileRefused as error:
+        raise DatasetInvalid(error.message) from error
     except ValueError as error:
         raise DatasetInvalid(f"{path}: no JSON: {error}") from error
     if isinstance(rows, dict):
@@ -432,17 +457,22 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise NotSupported(f"{path}: Parquet needs pyarrow: {install_hint('parquet', _came_from())}") from error
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_regular(path) as opened, parquet.ParquetFile(opened) as file:
             number = 0
-            for batch in file.iter_batches(batch_size=256):
+            # Few rows at a time: in a Parquet file a long text may stand once for all rows.
+            for batch in file.iter_batches(batch_size=16):
+                if batch.nbytes > _MAX_BATCH_BYTES:
+                    raise DatasetInvalid(f"{path}: rows {number + 1} to {number + 16} are larger than 1 GiB")
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
-    except ArrowInvalid as error:
+    except FileRefused as error:
+        raise DatasetInvalid(error.message) from error
+    except (ArrowException, OSError, ValueError) as error:
         raise DatasetInvalid(f"{path}: no Parquet: {error}") from error
 
 
@@ -509,13 +539,16 @@ def _hub_rows(name: str, split: str | None) -> Iterator[_Row]:
 
 def _tests(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, str) and value.strip():
+        text = value
         try:
-            value = json.loads(value)
+            value = decode(text)
         except ValueError:
             try:
-                value = ast.literal_eval(value)
+                if _PYTHON_LIST.fullmatch(text) is None:
+                    raise ValueError("no list of texts") from None
+                value = ast.literal_eval(text.strip())
             except (ValueError, SyntaxError, MemoryError, RecursionError):
-                raise DatasetInvalid(f"{where} is text that is no list in JSON: {value[:60]!r}") from None
+                raise DatasetInvalid(f"{where} is text that is no list in JSON: {text[:60]!r}") from None
     if value is None or value == "":
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(test, str) for test in value):
@@ -534,13 +567,16 @@ def _moment(value: str | date | None, name: str) -> datetime | None:
                 seconds = float(text)
                 return datetime.fromtimestamp(seconds / 1000 if seconds > 1e11 else seconds, UTC)
             value = datetime.fromisoformat(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise InvalidRequest(
                 f"{name} is {text[:60]!r}: it has to be a time in ISO 8601, 2023-02-22 for example"
             ) from None
     if not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    try:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidRequest(f"{name} is {value.isoformat()}, which is outside of the years 1 to 9999 in UTC") from None
 
 
 def some(names: Sequence[str]) -> str:

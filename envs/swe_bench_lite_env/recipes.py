@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.printable import printable
+
+from .input_files import FileRefused, json_values
 
 SOURCE_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -142,10 +145,17 @@ class Recipes(Mapping[str, Recipe]):
     Args:
         recipes: The recipes.
         name: What errors call them: the file.
+        broken: Why the recipe of an instance cannot be used, by the instance's id.
     """
 
-    def __init__(self, recipes: Mapping[str, Recipe], name: str = "the recipes") -> None:
+    def __init__(
+        self,
+        recipes: Mapping[str, Recipe],
+        name: str = "the recipes",
+        broken: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._recipes = dict(recipes)
+        self._broken = dict(broken)
         self.name = name
 
     def __getitem__(self, instance_id: str) -> Recipe:
@@ -166,9 +176,12 @@ class Recipes(Mapping[str, Recipe]):
 
         Raises:
             RecipeMissing: It has none; the message holds a recipe to start from.
+            RecipeInvalid: Its recipe cannot be used.
         """
         if instance_id in self._recipes:
             return self._recipes[instance_id]
+        if instance_id in self._broken:
+            raise RecipeInvalid(self._broken[instance_id])
         example = {
             "instance_id": instance_id,
             "source": {"kind": "git", "repo": repo},
@@ -201,6 +214,7 @@ def read_recipe(values: Any, where: str = "recipe", root: Path | None = None) ->
     if not isinstance(instance_id, str) or not instance_id:
         raise RecipeInvalid(f'{where}: write "instance_id": the id of the instance')
     where = f"{where} ({instance_id})"
+    where = printable(where, 300)
     unknown = sorted(set(values) - _KEYS)
     if unknown:
         raise RecipeInvalid(f"{where}: unknown key {unknown[0]!r}: a recipe has {', '.join(sorted(_KEYS))}")
@@ -216,7 +230,7 @@ def read_recipe(values: Any, where: str = "recipe", root: Path | None = None) ->
         )
     runner = values.get("runner") or "pytest"
     if runner not in RUNNERS:
-        raise RecipeInvalid(f"{where}: unknown runner {runner!r}: one of {', '.join(RUNNERS)}")
+        raise RecipeInvalid(f"{where}: unknown runner {printable(repr(runner), 80)}: one of {', '.join(RUNNERS)}")
     env = values.get("env") or {}
     if not isinstance(env, Mapping) or not all(
         isinstance(name, str) and _NAME.fullmatch(name) and isinstance(value, str) for name, value in env.items()
@@ -238,17 +252,23 @@ def read_recipe(values: Any, where: str = "recipe", root: Path | None = None) ->
     )
 
 
-def load_recipes(path: str | Path) -> Recipes:
+def load_recipes(path: str | Path, *, broken: MutableMapping[str, str] | None = None) -> Recipes:
     """Read a file of recipes: a JSON list, a JSON object by instance id, or JSON lines (``.jsonl``).
 
+    Args:
+        path: The file.
+        broken: Gets the reason why a recipe cannot be used, by its instance's id or its place; `Recipes.find` raises
+            that reason. None: such a recipe is an error.
+
     Raises:
-        RecipeInvalid: The file or a recipe of it cannot be read, or two are of one instance.
+        RecipeInvalid: The file cannot be read; or a recipe of it cannot, or two are of one instance, and ``broken`` is
+            None.
     """
     path = Path(path).expanduser()
     try:
-        text = path.read_text("utf-8")
-        lines = path.suffix == ".jsonl"
-        found = [json.loads(line) for line in text.splitlines() if line.strip()] if lines else json.loads(text)
+        found = json_values(path)
+    except FileRefused as error:
+        raise RecipeInvalid(error.message) from error
     except OSError as error:
         raise RecipeInvalid(f"{path}: {error.strerror or error}: name a file of recipes") from error
     except ValueError as error:
@@ -258,17 +278,30 @@ def load_recipes(path: str | Path) -> Recipes:
     if not isinstance(found, list):
         raise RecipeInvalid(f"{path}: it has to hold a list of recipes, or an object of them by instance id")
     recipes: dict[str, Recipe] = {}
+    problems: dict[str, str] = {}
     for number, values in enumerate(found, 1):
-        recipe = read_recipe(values, f"{path.name} recipe {number}", path.resolve().parent)
-        if recipe.instance_id in recipes:
-            raise RecipeInvalid(f"{path}: two recipes of {recipe.instance_id}: keep one")
-        recipes[recipe.instance_id] = recipe
-    return Recipes(recipes, str(path))
+        where = f"{path.name} recipe {number}"
+        try:
+            recipe = read_recipe(values, where, path.resolve().parent)
+            if recipe.instance_id in recipes:
+                raise RecipeInvalid(f"{path}: two recipes of {recipe.instance_id}: keep one")
+        except RecipeInvalid as error:
+            if broken is None:
+                raise
+            named = values.get("instance_id") if isinstance(values, Mapping) else None
+            problems[named if isinstance(named, str) and named else where] = printable(error)
+        else:
+            recipes[recipe.instance_id] = recipe
+    if broken is not None:
+        broken.update({printable(name): why for name, why in problems.items()})
+    # Of two recipes of an instance neither is known to be the right one.
+    kept = {name: recipe for name, recipe in recipes.items() if name not in problems}
+    return Recipes(kept, str(path), problems)
 
 
 def _source(values: Any, where: str) -> Source:
     example = '"source": {"kind": "sdist", "name": "Flask", "version": "2.2.5", "sha256": "..."}'
-    if not isinstance(values, Mapping) or values.get("kind") not in SOURCE_KINDS:
+    if not isinstance(values, Mapping) or values.get("kind") not in tuple(SOURCE_KINDS):
         raise RecipeInvalid(f"{where}: write {example}, with a kind of {', '.join(SOURCE_KINDS)}")
     kind = values["kind"]
     missing = [name for name in SOURCE_KINDS[kind] if not values.get(name)]

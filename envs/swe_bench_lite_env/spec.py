@@ -92,4 +92,5 @@ SPEC = EnvironmentSpec(
     sandbox=True,
     closing_tool="submit",
     call_timeouts_s={"submit": SUBMIT_TIMEOUT_S},
+    unusable="swe_bench_lite_env.server.offered:unusable",
 )

@@ -56,4 +56,5 @@ SPEC = EnvironmentSpec(
     state_cls="terminal_env.models:TerminalState",
     sandbox=True,
     closing_tool="submit",
+    unusable="terminal_env.server.tasks:unusable",
 )

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
+import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json, to_json
@@ -28,12 +30,19 @@ from .replay import EpisodeDetail, EpisodeSummary, Kind, Origin, RewardRecord, T
 FORMAT = "errata-bundle"
 VERSION = 1
 
+MAX_LINE_BYTES = 256 * 1024**2
+"""Longest line, bytes: several times the largest request and payload together."""
+
+MAX_HEADER_BYTES = 16 * 1024**2
+"""Longest first line, bytes: what is no bundle is refused before much of it is read."""
+
 Digest = Annotated[str, Field(pattern=rf"^{DIGEST_PREFIX}[0-9a-f]{{64}}$")]
-T = Annotated[int, Field(ge=0)]
+T = Annotated[int, Field(ge=0, lt=2**53)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class _Line(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class BundleHeader(_Line):
@@ -73,8 +82,8 @@ class EpisodeRecord(_Line):
     origin: Origin | None = None
     agent_text_version: str | None = None
     recovery: str | None = None
-    deliveries: int
-    rewards: int = 0
+    deliveries: Count
+    rewards: Count = 0
 
 
 class _Requested(_Line):
@@ -151,7 +160,7 @@ class BundledReward(_Line):
     record: Literal["reward"] = "reward"
     eid: str
     t: T
-    value: Annotated[float, Field(allow_inf_nan=False)]
+    value: float
     source: str
     reward_id: str
     created: float
@@ -166,7 +175,7 @@ class BundleEnd(_Line):
     """
 
     record: Literal["end"] = "end"
-    records: int
+    records: Count
     sha256: str
 
 
@@ -207,6 +216,23 @@ class BundleWriter:
     def end(self) -> bytes:
         """Return the last line, a `BundleEnd` for all lines before it."""
         return to_json(BundleEnd(records=self._records, sha256=self._sha.hexdigest()).model_dump()) + b"\n"
+
+
+def bundle_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file with their newlines, each of a bounded length.
+
+    Args:
+        file: A file, or another stream of bytes.
+
+    Raises:
+        InvalidRequest: A line is longer than a line of a bundle can be.
+    """
+    number, most = 1, MAX_HEADER_BYTES
+    while line := file.readline(most + 1):
+        if len(line) > most:
+            raise InvalidRequest(f"line {number} is longer than {most:,} bytes: this is no episode bundle")
+        yield line
+        number, most = number + 1, MAX_LINE_BYTES
 
 
 def parse_line(line: bytes) -> Line | None:
@@ -283,6 +309,7 @@ class BundledEpisode:
 
     Attributes:
         places: (offset, length) of the line of each delivery in the bundle, by t.
+        turn_at: The turn of each of these deliveries, by t.
     """
 
     def __init__(self, record: EpisodeRecord) -> None:
@@ -290,6 +317,7 @@ class BundledEpisode:
         self.turns: list[TurnRecord] = []
         self.rewards: list[RewardRecord] = []
         self.places: dict[int, tuple[int, int]] = {}
+        self.turn_at: dict[int, TurnRecord] = {}
 
     @property
     def summary(self) -> EpisodeSummary:
@@ -311,9 +339,15 @@ class BundledEpisode:
             "origin": self.record.origin,
             "done": any(turn.done for turn in self.turns),
             "deliveries": len(self.turns),
-            "reward": sum(turn.reward or 0.0 for turn in self.turns),
+            "reward": _finite_sum(turn.reward or 0.0 for turn in self.turns),
             "error_kinds": dict(sorted(kinds.items())),
         }
+
+
+def _finite_sum(values: Iterable[float]) -> float:
+    """Return a sum; one beyond what a double holds is the largest double, which JSON can carry."""
+    total = sum(values)
+    return total if math.isfinite(total) else math.copysign(sys.float_info.max, total)
 
 
 def index_bundle(lines: Iterable[bytes]) -> dict[str, BundledEpisode]:
@@ -333,6 +367,7 @@ def index_bundle(lines: Iterable[bytes]) -> dict[str, BundledEpisode]:
             if isinstance(record, DeliveryRecord):
                 episode.turns.append(record.turn)
                 episode.places[record.t] = (offset, length)
+                episode.turn_at[record.t] = episode.turns[-1]
             else:
                 episode.rewards.append(
                     RewardRecord(t=record.t, value=record.value, source=record.source, reward_id=record.reward_id)

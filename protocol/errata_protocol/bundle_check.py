@@ -23,6 +23,9 @@ from .bundle import (
 from .payload import DIGEST_PREFIX
 from .replay import Origin
 
+MAX_PROBLEMS = 1000
+"""Most problems, and most notes, that a result lists; it has the number of the others."""
+
 
 class Problem(BaseModel):
     """One error in a bundle or a journal.
@@ -73,6 +76,7 @@ class EpisodeCheck:
         self._reward_ids: dict[str, set[str]] = {}
         self._wanted: dict[tuple[str, int], list[str]] = {}
         self._origins: dict[str, str] = {}
+        self._unlisted = 0
 
     def expect(self, fork: str, origin: Origin) -> None:
         """Announce a fork whose parent's records come later; not needed if all `EpisodeRecord`s come first."""
@@ -110,11 +114,25 @@ class EpisodeCheck:
             if len(self._reward_ids.get(eid, ())) != episode.rewards:
                 self.wrong(f"it has {len(self._reward_ids.get(eid, ()))} late rewards of {episode.rewards}", eid)
         self.found.ok = not self.found.problems
+        if self._unlisted:
+            self.found.problems.append(Problem(what=f"{self._unlisted:,} more problems are not listed"))
         return self.found
 
-    def wrong(self, what: str, eid: str | None = None, t: int | None = None) -> None:
-        """Add a problem to the result."""
-        self.found.problems.append(Problem(line=self._line, eid=eid, t=t, what=what))
+    def wrong(self, what: str, eid: str | None = None, t: int | None = None, line: int | None = None) -> None:
+        """Add a problem to the result.
+
+        Args:
+            what: What is wrong.
+            eid: The episode, if it concerns one.
+            t: The delivery, if it concerns one.
+            line: The line in the file; 0 for none, None for that of the record which is checked.
+        """
+        if len(self.found.problems) < MAX_PROBLEMS:
+            self.found.problems.append(
+                Problem(line=(self._line if line is None else line) or None, eid=eid, t=t, what=what)
+            )
+        else:
+            self._unlisted += 1
 
     def _episode(self, record: EpisodeRecord) -> None:
         self.found.episodes += 1
@@ -126,7 +144,7 @@ class EpisodeCheck:
             return
         if record.origin.eid in self._episodes:
             self.expect(record.eid, record.origin)
-        else:
+        elif len(self.found.notes) < MAX_PROBLEMS:
             self.found.notes.append(
                 f"{record.eid} was forked from t={record.origin.t} of {record.origin.eid}, which is not there"
             )
@@ -205,21 +223,21 @@ def verify_bundle(lines: Iterable[bytes], progress: Callable[[int], None] = lamb
         except ValueError as error:
             if number == 1:
                 check_header(None)
-            check.found.problems.append(Problem(line=number, what=f"it cannot be read: {error}"))
+            check.wrong(f"it cannot be read: {error}", line=number)
             record = None
         if number == 1:
             check_header(record)
         if end is not None:
-            check.found.problems.append(Problem(line=number, what="it stands behind the end"))
+            check.wrong("it stands behind the end", line=number)
         if isinstance(record, BundleEnd):
             end = record
             if (end.records, end.sha256) != (number - 1, sha.hexdigest()):
-                check.found.problems.append(Problem(line=number, what="a line before it was changed, added or lost"))
+                check.wrong("a line before it was changed, added or lost", line=number)
         elif record is not None:
             check.take(record, number)
         sha.update(line)
     if number == 0:
         check_header(None)
     if end is None:
-        check.found.problems.append(Problem(what="the bundle was cut off: its last line is missing"))
+        check.wrong("the bundle was cut off: its last line is missing", line=0)
     return check.done()

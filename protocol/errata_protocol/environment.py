@@ -111,6 +111,8 @@ class EnvironmentSpec:
         call_timeouts_s: How long a call of a tool may take, in seconds, where that can be longer than the server's step
             deadline, as ``{"submit": 14400.0}`` where submissions queue. It is the server's deadline of that call,
             and clients wait as long, whatever their ``message_timeout_s``.
+        unusable: ``"module:attribute"`` of a function that returns why parts of what it offers cannot be used, such as
+            tasks, by name; empty without one. ``/ready`` says it. The function may read files.
     """
 
     name: str
@@ -125,6 +127,7 @@ class EnvironmentSpec:
     deterministic: bool = False
     closing_tool: str | None = None
     call_timeouts_s: Mapping[str, float] = field(default_factory=dict)
+    unusable: str = ""
 
 
 def tool_of(*names: Any) -> str:

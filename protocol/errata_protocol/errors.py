@@ -121,7 +121,7 @@ class ErrataError(RuntimeError):
 
     code: ClassVar[str] = "EXECUTION_ERROR"
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
@@ -129,8 +129,8 @@ class ErrataError(RuntimeError):
 
     @property
     def info(self) -> CodeInfo:
-        """The row of `CODES` for this error."""
-        return CODES[self.code]
+        """The row of `CODES` for this error; for a code that this version does not know, that of its class."""
+        return CODES.get(self.code) or CODES[type(self).code]
 
     @property
     def retryable(self) -> bool:

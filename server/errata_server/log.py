@@ -17,6 +17,8 @@ _IDS = re.compile(
     r"|\bep_[\w-]{20,}"
     r"|\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b"
 )
+_UNPRINTABLE = re.compile(r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+"""Characters that JSON leaves as they are and a terminal or a reader does not see: text of others is logged."""
 _BEARER = re.compile(r"(bearer\s+)[^\s'\"]+", re.IGNORECASE)
 
 
@@ -44,7 +46,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = record.exc_text or self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], json.dumps(line, ensure_ascii=False))
 
 
 class NoIds(logging.Filter):

@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 from errata_client import ErrataClient
 from errata_protocol.bundle import (
     BundleEnd,
+    BundleHeader,
+    BundleWriter,
     DeliveryRecord,
     EpisodeRecord,
     FailureRecord,
@@ -104,7 +106,7 @@ def test_a_bundle_holds_exact_payloads_requests_errors_and_rewards_of_a_fork_and
 
 
 def test_a_bundle_through_a_proxy_that_compresses_is_written_plain() -> None:
-    text = b'{"type": "end"}\n' * 100
+    text = BundleWriter().line(BundleHeader(created=0.0, server="x", episodes=("ep_1",))) + b'{"type": "end"}\n' * 100
 
     class Proxy(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -17,6 +17,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
+from starlette.testclient import WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 from websockets.sync.client import connect as connect_websocket
 
@@ -154,6 +155,29 @@ async def test_a_token_is_compared_as_bytes() -> None:
         token = "schlüssel".encode(encoding).decode("latin-1")  # the bytes on the wire, as Peer sends them
         async with Peer(app, headers={"authorization": f"Bearer {token}"}) as peer:
             assert peer.answer["type"] == answer
+
+
+@pytest.mark.parametrize("order", [("first-s3cret", "x"), ("x", "first-s3cret"), ("first-s3cret", "first-s3cret")])
+def test_a_request_with_two_authorization_headers_is_refused(order: tuple[str, str]) -> None:
+    twice = [("Authorization", f"Bearer {order[0]}"), ("authorization", f"Bearer {order[1]}")]
+    for path in ("/episodes", "/health", "/ready"):
+        with TestClient(app_for_two(), base_url="http://localhost:8000") as http:
+            answer = http.get(path, headers=twice)
+        assert answer.status_code == 401 and "more than once" in answer.json()["message"]
+    with (
+        TestClient(app_for_two(), base_url="http://localhost:8000") as http,
+        pytest.raises((WebSocketDisconnect, WebSocketDenialResponse)),
+        http.websocket_connect("/ws", headers=httpx.Headers(twice)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode"])
+def test_a_request_with_two_headers_that_say_where_it_is_from_is_refused(name: str) -> None:
+    value = "localhost:8000" if name == "Host" else "same-origin" if name.startswith("Sec") else "http://localhost:8000"
+    with TestClient(make_app(), client=("127.0.0.1", 5), base_url="http://localhost:8000") as http:
+        answer = http.get("/episodes", headers=[(name, value), (name, value)])
+    assert answer.status_code == 403 and answer.json()["code"] == "FORBIDDEN"
 
 
 def test_the_pages_are_of_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:

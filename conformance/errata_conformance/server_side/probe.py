@@ -9,6 +9,9 @@ from typing import Any
 
 from ..results import NotTested
 
+MAX_BYTES = 16 * 1024**2
+"""Largest file of a probe, bytes."""
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -64,11 +67,24 @@ class Probe:
         Raises:
             ValueError: The file has another form.
         """
-        found: Any = json.loads(path.read_text())
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it is larger than {MAX_BYTES:,} bytes")
+        try:
+            found: Any = json.loads(content)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         known = {one.name for one in fields(cls)}
         if not isinstance(found, dict) or set(found) - known:
             raise ValueError(f"{path}: a probe is an object with fields of {', '.join(sorted(known))}")
-        settings: dict[str, Any] = {k: tuple(v) if k in ("step", "marked", "volatile") else v for k, v in found.items()}
+        lists = ("step", "marked", "volatile")
+        wrong = [name for name in lists if not isinstance(found.get(name, []), list)]
+        if wrong:
+            raise ValueError(f"{path}: {wrong[0]} is a list")
+        settings: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in found.items()}
         return cls(**settings)
 
 

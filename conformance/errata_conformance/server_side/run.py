@@ -80,7 +80,7 @@ async def _is_slow(target: Target) -> bool:
                 await wire.works("reset", {})
                 started = time.monotonic()
                 await wire.ask("step", target.probe.slow)
-    except (Broken, Blocked, NotTested, NotSupported):
+    except (Broken, Blocked, NotTested, NotSupported, WebSocketException, OSError):
         return True  # the checks say what is wrong
     return time.monotonic() - started > target.probe.slow_s / 2
 
@@ -154,7 +154,7 @@ async def _run(target: Target, check: Check) -> Result:
         return result(Outcome.FAILED, f"the check did not end within {CHECK_S:.0f} s")
     except (InvalidHandshake, WebSocketException, OSError) as error:
         return result(Outcome.BLOCKED, f"{type(error).__name__}: {error}", "base.connect")
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
         # The server's message has another form than the check reads.
         return result(Outcome.FAILED, f"a message of another form came: {type(error).__name__}: {error}")
     return result(Outcome.PASSED)

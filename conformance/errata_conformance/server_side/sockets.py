@@ -15,6 +15,9 @@ from websockets.exceptions import ConnectionClosed
 from ..exact import elements, encode, members
 from ..results import Blocked, Broken, NotTested
 
+MAX_HELD = 256 * 1024**2
+"""Most characters of all messages that a connection keeps; it reads no more of a server that sends without end."""
+
 
 class Message:
     """One message from the server.
@@ -72,13 +75,18 @@ class Wire:
         self.messages: list[Message] = []
         self.part_problems: list[str] = []
         self.closed: ConnectionClosed | None = None
+        self.unreadable: str | None = None
         self._parts: dict[tuple[Any, ...], list[str]] = {}
         self._news = asyncio.Condition()
+        self._held = 0
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         try:
             async for frame in self.socket:
+                self._held += len(frame)
+                if self._held > MAX_HELD:
+                    raise ValueError(f"the server sends more than {MAX_HELD:,} characters")
                 text = frame if isinstance(frame, str) else frame.decode()
                 for one in elements(text) if self.mux else [text]:
                     self._arrived(Message(one))
@@ -86,6 +94,9 @@ class Wire:
                     self._news.notify_all()
         except ConnectionClosed:
             pass
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+            self.unreadable = f"{type(error).__name__}: {error}"
+            self.socket.transport.abort()
         finally:
             try:
                 await self.socket.wait_closed()
@@ -133,6 +144,8 @@ class Wire:
                 if left <= 0 or self.closed is not None:
                     came = f", but these: {self.messages[-3:]}" if self.messages else ""
                     ended = f"; the connection was closed: {self.closed}" if self.closed is not None else ""
+                    if self.unreadable is not None:
+                        ended = f"; a frame that cannot be read came before: {self.unreadable}"
                     raise Broken(f"{what} did not come{came}{ended}")
                 try:
                     await asyncio.wait_for(self._news.wait(), left)

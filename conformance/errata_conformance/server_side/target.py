@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidHandshake, NegotiationError
+from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
 from ..results import Blocked, Broken, NotSupported, NotTested
@@ -20,6 +22,9 @@ from .probe import Probe
 from .sockets import Message, Session, Wire
 
 MUX = "openenv.mux.v1"
+
+MAX_BYTES = 64 * 1024**2
+"""Largest body and largest WebSocket message that is read, bytes."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Answer:
         """
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Broken(f"a body of JSON was expected, with status {self.status}: {self.body[:200]!r}") from None
 
 
@@ -104,7 +109,7 @@ class Target:
             bare: Send no token.
 
         Raises:
-            InvalidHandshake: The server refuses the handshake.
+            WebSocketException: The server refuses the handshake.
             OSError: The server cannot be reached, or does not answer within `reply_s`.
         """
         headers = {} if bare else self.headers(token or self.token)
@@ -113,7 +118,7 @@ class Target:
             self.ws_url + query,
             subprotocols=offered,
             additional_headers=headers,
-            max_size=None,
+            max_size=MAX_BYTES,
             compression=None,
             open_timeout=self.reply_s,
             ping_interval=None,
@@ -136,7 +141,7 @@ class Target:
         try:
             async with self.connected(query=query, token=token) as wire:
                 yield wire
-        except (InvalidHandshake, OSError) as error:
+        except (WebSocketException, OSError) as error:
             raise Blocked("base.connect", f"a plain /ws{query}: {error}") from None
 
     @asynccontextmanager
@@ -152,7 +157,7 @@ class Target:
                 if not wire.mux:
                     raise NotSupported(f"the server does not name {MUX} in its handshake")
                 yield wire
-        except (InvalidHandshake, OSError) as error:
+        except (WebSocketException, OSError) as error:
             raise Blocked("R-016-2", f"/ws with {MUX} offered: {error}") from None
 
     @asynccontextmanager
@@ -173,6 +178,9 @@ class Target:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=self.reply_s)
+        # The timeout above is that of each read: an answer that comes byte by byte would never end.
+        deadline = threading.Timer(self.reply_s, _cut, [connection])
+        deadline.daemon = True
         try:
             content = None if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
             told = {
@@ -180,12 +188,18 @@ class Target:
                 **self.headers(token),
                 **headers,
             }
+            connection.connect()
+            deadline.start()
             connection.request(method, parts.path.rstrip("/") + path, content, told)
             answer = connection.getresponse()
-            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
-        except (OSError, http.client.HTTPException) as error:
+            body = answer.read(MAX_BYTES + 1)
+            if len(body) > MAX_BYTES:
+                raise Broken(f"{method} {path}: the body has more than {MAX_BYTES:,} bytes")
+            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, body)
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise Broken(f"{method} {path}: {type(error).__name__}: {error}") from None
         finally:
+            deadline.cancel()
             connection.close()
 
     async def learn(self) -> None:
@@ -206,7 +220,7 @@ class Target:
                 if reply.type == "capabilities" and isinstance(reply.data, dict):
                     self.answers_capabilities = True
                     self._offers(reply)
-        except (Broken, NotTested, InvalidHandshake, NegotiationError):
+        except (Broken, NotTested, WebSocketException):
             pass  # the checks of plain sockets say what is wrong
         try:
             async with self.connected([MUX]) as wire:
@@ -214,7 +228,7 @@ class Target:
                 if wire.mux:
                     await wire.send({"q": 1, "type": "capabilities"})
                     self._offers(await wire.take(lambda m: m.get("q") == 1, "the reply to capabilities"))
-        except (Broken, InvalidHandshake):
+        except (Broken, WebSocketException):
             pass
 
     def _offers(self, reply: Message) -> None:
@@ -234,3 +248,13 @@ class Target:
         """
         if extension not in self.extensions:
             raise NotSupported(f"the server does not name `{extension}` in extensions")
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    """End a request whose time is over: its next read finds the end of the connection."""
+    held: socket.socket | None = connection.sock
+    if held is not None:
+        try:
+            held.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it is closed already
+            pass

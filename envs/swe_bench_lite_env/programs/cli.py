@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from errata_protocol.errors import ErrataError
+from errata_protocol.printable import printable
 
 COMMANDS = {
     "prepare": ("prepare", "Fetch, build and validate instances, so that sessions can start on them."),
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return program(arguments[1:])
     except ErrataError as error:
-        print(f"errata swe {arguments[0]}: {error.message}", file=sys.stderr)
+        print(f"errata swe {arguments[0]}: {printable(error.message)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"errata swe {arguments[0]}: interrupted; what is done is kept, run it again to go on", file=sys.stderr)

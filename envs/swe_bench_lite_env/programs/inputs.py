@@ -6,7 +6,7 @@ import argparse
 import sys
 import tempfile
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -36,43 +36,54 @@ def add_inputs(parser: argparse.ArgumentParser, *, recipes: bool = True) -> None
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
 
-def read_dataset(options: argparse.Namespace) -> Dataset:
-    """Return the rows: those of the split ``test`` too, since nothing is trained here."""
+def read_dataset(options: argparse.Namespace, broken: MutableMapping[str, str] | None = None) -> Dataset:
+    """Return the rows: those of the split ``test`` too, since nothing is trained here.
+
+    Args:
+        options: The command's options.
+        broken: As for `load_dataset`.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvaluationSplitWarning)
         if options.split:
-            return load_dataset(options.dataset, options.split)
+            return load_dataset(options.dataset, options.split, broken=broken)
         try:
-            rows = list(load_dataset(options.dataset))
+            rows = list(load_dataset(options.dataset, broken=broken))
         except UnknownSplit:
             rows = []
         try:
-            tests = list(load_dataset(options.dataset, TEST_SPLIT))
+            tests = list(load_dataset(options.dataset, TEST_SPLIT, broken=broken))
         except UnknownSplit:
             tests = []
     known = {row.instance_id for row in rows}
     return Dataset([*rows, *(row for row in tests if row.instance_id not in known)], str(options.dataset))
 
 
-def chosen(options: argparse.Namespace) -> tuple[list[tuple[Instance, Recipe]], list[str]]:
+def chosen(
+    options: argparse.Namespace, broken: MutableMapping[str, str]
+) -> tuple[list[tuple[Instance, Recipe]], list[str]]:
     """Return the instances that are meant with their recipes, and the ids of those that have none.
+
+    Args:
+        options: The command's options.
+        broken: Gets the reason why a row or a recipe cannot be used, by its place or instance id.
 
     Raises:
         RecipeMissing: An instance that was named has no recipe.
         InvalidRequest: No instance has one.
     """
-    dataset, recipes = read_dataset(options), load_recipes(options.recipes)
+    dataset, recipes = read_dataset(options, broken), load_recipes(options.recipes, broken=broken)
     named = [name for group in options.instance for part in group for name in part.split(",") if name]
     if named:
         rows = [dataset.find(name) for name in dict.fromkeys(named)]
         return [(row, recipes.find(row.instance_id, row.repo)) for row in rows], []
     pairs = [(row, recipes[row.instance_id]) for row in dataset if row.instance_id in recipes]
-    if not pairs:
+    if not pairs and not broken:
         first = next(iter(dataset), None)
         if first is None:
             raise InvalidRequest(f"{options.dataset} has no rows")
         recipes.find(first.instance_id, first.repo)
-    return pairs, [row.instance_id for row in dataset if row.instance_id not in recipes]
+    return pairs, [row.instance_id for row in dataset if row.instance_id not in {*recipes, *broken}]
 
 
 def recipes_of(options: argparse.Namespace) -> Recipes:

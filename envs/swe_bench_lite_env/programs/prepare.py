@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from errata_protocol.errors import ErrataError, SandboxUnavailable
+from errata_protocol.errors import ErrataError, InvalidRequest, SandboxUnavailable
 
 from ..dataset import Instance
 from ..recipes import Recipe
@@ -56,9 +56,15 @@ def validate_main(arguments: Sequence[str]) -> int:
 
 
 async def _run(options: argparse.Namespace, *, build: bool) -> int:
-    pairs, without = chosen(options)
+    broken: dict[str, str] = {}
+    pairs, without = chosen(options, broken)
+    results = [{"row": name, "prepared": False, "validated": False, "problems": [why]} for name, why in broken.items()]
+    if not options.json:
+        for why in broken.values():
+            print(f"FAILED {why}")
+    if not pairs:
+        raise InvalidRequest(f"no row with a recipe can be used: {next(iter(broken.values()), 'there are none')}")
     bases, store = bases_of(options.base), Store(options.store)
-    results = []
     limit = disk_limit(options.disk_limit)
     keep: set[str] = set()
     async with opened(store, bases) as backend:

@@ -6,15 +6,32 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from errata_protocol.errors import InvalidRequest, NotSupported
 
+from ..input_files import json_values
 from ..server.prepare.index import PackageIndex
 from ..server.prepare.store import Store
 from .inputs import add_inputs, read_dataset, say
 
 _ABOUT = """Draft recipes, to be read before use: from the benchmark's own specification where --swebench names a Python
 that has swebench 4.1, else from the repository's set-up files and what was on the package index at the time."""
+
+
+def _drafts(path: Path) -> list[dict[str, Any]]:
+    """Return the recipes of a file that drafts are added to.
+
+    Raises:
+        InvalidRequest: It is no list of recipes.
+    """
+    try:
+        found = json_values(path)
+    except ValueError as error:
+        raise InvalidRequest(f"--output {path}: no JSON: {error}") from error
+    if not isinstance(found, list) or not all(isinstance(recipe, dict) for recipe in found):
+        raise InvalidRequest(f"--output {path}: it has to hold a list of recipes, or not to exist")
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,14 +46,14 @@ def main(arguments: Sequence[str]) -> int:
         from ..server.prepare.draft import draft, specifications
     except ImportError as error:  # it compares versions as pip does
         raise NotSupported(f"drafts need the package packaging ({error}): pip install packaging") from error
-    dataset = read_dataset(options)
+    dataset = read_dataset(options, {})
     named = [name for group in options.instance for part in group for name in part.split(",") if name]
     if not named:
         raise InvalidRequest("name the instances with --instance ID")
     rows = [dataset.find(name) for name in dict.fromkeys(named)]
     index = PackageIndex(Store(options.store).packages)
     specs = specifications(options.swebench) if options.swebench else None
-    known = json.loads(options.output.read_text("utf-8")) if options.output and options.output.exists() else []
+    known = _drafts(options.output) if options.output and options.output.exists() else []
     made = []
     for row in rows:
         found = draft(row, mirror=options.mirror, index=index, specs=specs)

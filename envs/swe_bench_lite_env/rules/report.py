@@ -11,6 +11,7 @@ from typing import Any
 from errata_protocol.errors import InvalidRequest
 
 from ..dataset import Dataset
+from ..input_files import FileRefused, json_values
 from .log_parsers import RULES
 from .verdict import Resolution, classify
 
@@ -62,11 +63,9 @@ def load_predictions(path: str | Path) -> list[Prediction]:
     """
     path = Path(path).expanduser()
     try:
-        text = path.read_text("utf-8")
-        if path.suffix == ".jsonl":
-            entries: Any = [json.loads(line) for line in text.split("\n") if line.strip()]
-        else:
-            entries = json.loads(text)
+        entries: Any = json_values(path)
+    except FileRefused as error:
+        raise PredictionsInvalid(error.message) from error
     except OSError as error:
         raise PredictionsInvalid(f"{path}: {error.strerror or error}: name a file of predictions") from error
     except ValueError as error:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from errata_protocol.errors import InvalidRequest
+from errata_protocol.errors import InvalidRequest, NotSupported
+from errata_protocol.printable import printable
 
 from ..dataset import (
     TEST_SPLIT,
@@ -23,7 +24,7 @@ from ..dataset import (
     some,
 )
 from ..recipes import Recipe, Recipes, load_recipes
-from .settings import SweSettings
+from .settings import SweSettings, read_settings
 
 log = logging.getLogger("errata.swe")
 
@@ -51,6 +52,9 @@ class Offered:
         recipes: Recipes of the bundled instances under `BUNDLED`, those of the operator's under "".
         source: The operator's data set; empty without one.
         test: Whether the split ``test`` of ``source`` is loaded when a reset names it.
+        broken: Why a row or a recipe of the operator's files cannot be used, by its place or instance id.
+        unusable: Why none of the operator's data set can be used; empty if it can be. Then a reset has to name
+            `BUNDLED` or one of its instances: an episode on another task than was meant would train the wrong thing.
     """
 
     splits: Mapping[str, Dataset]
@@ -58,6 +62,8 @@ class Offered:
     recipes: Mapping[str, Recipes] = field(repr=False)
     source: str = ""
     test: bool = False
+    broken: Mapping[str, str] = field(default_factory=dict, repr=False)
+    unusable: str = ""
 
     def split(self, name: str | None) -> tuple[str, Dataset]:
         """Return a split by name; the default one without.
@@ -65,6 +71,11 @@ class Offered:
         Raises:
             SplitNotOffered: There is no such split, or none is named and there is no default.
         """
+        if self.unusable and name != BUNDLED:
+            raise SplitNotOffered(
+                f"the data set {self.source} cannot be used: {self.unusable}; the split {BUNDLED!r} can be",
+                known=list(self.splits),
+            )
         if name is None and not self.default:
             raise SplitNotOffered(
                 f"{self.source} has the split {TEST_SPLIT} only, which is for evaluation: reset(split={TEST_SPLIT!r}) "
@@ -106,6 +117,11 @@ class Offered:
             raise UnknownInstance(
                 f"{instance_id} is of the split {TEST_SPLIT}, which is for evaluation: "
                 f"reset(split={TEST_SPLIT!r}, instance_id={instance_id!r}) takes it",
+                instance_id=instance_id,
+            )
+        if self.unusable:
+            raise UnknownInstance(
+                f"no instance {instance_id!r}: the data set {self.source} cannot be used: {self.unusable}",
                 instance_id=instance_id,
             )
         there = "; ".join(f"{name} has {len(dataset)}, {some(dataset.ids)}" for name, dataset in searched)
@@ -154,14 +170,22 @@ def bundled() -> tuple[Dataset, Recipes]:
 def offered(settings: SweSettings) -> Offered:
     """Return what a server with these settings offers; files are read when they changed.
 
-    Raises:
-        InvalidRequest: A file cannot be used, or two instances have one id.
+    A row or a recipe that cannot be used is left out, and a data set that cannot be read hides no bundled instance.
     """
     if settings.dataset is None or settings.recipes is None:
         return _offered(None, None, None, ())
     files = (Path(settings.dataset).expanduser(), settings.recipes.expanduser())
     changes = tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in files)
-    return _offered(settings.dataset, settings.recipes, settings.split, changes)
+    try:
+        return _offered(settings.dataset, settings.recipes, settings.split, changes)
+    except NotSupported as error:  # the hub cannot be reached now: the next reset tries again
+        return _bundled_only(settings.dataset, error.message)
+
+
+def unusable() -> dict[str, str]:
+    """Return why parts of the operator's files cannot be used, by row, instance or file."""
+    found = offered(read_settings())
+    return {**({found.source: found.unusable} if found.unusable else {}), **found.broken}
 
 
 @lru_cache(maxsize=4)
@@ -170,11 +194,37 @@ def _offered(source: str | None, recipes: Path | None, split: str | None, change
     own, own_recipes = bundled()
     if source is None or recipes is None:
         return Offered({BUNDLED: own}, BUNDLED, {BUNDLED: own_recipes})
+    try:
+        return _with_own(source, recipes, split)
+    except NotSupported:
+        raise
+    except InvalidRequest as error:
+        why = error.message
+    except Exception as error:  # of a parser: it hides no bundled instance all the same
+        log.exception("the data set %s", source)
+        why = f"{type(error).__name__}: {error}"
+    log.warning("the data set %s cannot be used: %s", source, printable(why))
+    return _bundled_only(source, why)
+
+
+def _bundled_only(source: str, why: str) -> Offered:
+    own, own_recipes = bundled()
+    return Offered({BUNDLED: own}, "", {BUNDLED: own_recipes}, source, unusable=printable(why))
+
+
+def _with_own(source: str, recipes: Path, split: str | None) -> Offered:
+    """Return the bundled instances and the operator's.
+
+    Raises:
+        InvalidRequest: A file cannot be used, or two instances have one id.
+    """
+    own, own_recipes = bundled()
+    broken: dict[str, str] = {}
     test = split is None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EvaluationSplitWarning)  # `Offered.split` says it at each use
-            splits = load_dataset(source, split).splits
+            splits = load_dataset(source, split, broken=broken).splits
     except UnknownSplit as error:
         if split is not None or error.details.get("known") != [TEST_SPLIT]:
             raise
@@ -186,14 +236,17 @@ def _offered(source: str | None, recipes: Path | None, split: str | None, change
     if both:
         raise InvalidRequest(f"{source}: {both[0]} is an instance of this package too: rename it")
     default = split or next((name for name in ("train", *splits) if name in splits), "")
-    return Offered({**splits, BUNDLED: own}, default, {BUNDLED: own_recipes, "": load_recipes(recipes)}, source, test)
+    theirs = load_recipes(recipes, broken=broken)
+    for why in broken.values():
+        log.warning("not offered: %s", why)
+    return Offered({**splits, BUNDLED: own}, default, {BUNDLED: own_recipes, "": theirs}, source, test, broken)
 
 
 @lru_cache(maxsize=2)
 def _test_split(source: str) -> Dataset:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvaluationSplitWarning)
-        return load_dataset(source, TEST_SPLIT)
+        return load_dataset(source, TEST_SPLIT, broken={})
 
 
 def _test_ids(source: str) -> frozenset[str]:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from errata_server.input_files import kind_of, read_file
 from errata_server.sandbox.spec import (
     DEFAULT_PATH,
     Directory,
@@ -32,6 +33,8 @@ from errata_server.sandbox.spec import (
     Symlink,
     check_workdir,
 )
+
+from .task_files import MAX_BYTES, read_text
 
 AGENTS = frozenset({"agent", "64000", "root", "0"})
 """Users that a Dockerfile may name: the agent, and root, whose place it takes."""
@@ -58,11 +61,30 @@ _HARMLESS = frozenset(
 _DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(\S+)\s*")
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:?[-+])([^{}]*))?\})", re.DOTALL)
+_FLAG = re.compile(r"--([a-z]+)(?:=(\S+))?(?:\s+|$)")
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
 
+MAX_INSTRUCTIONS = 1000
+"""Most instructions of a Dockerfile; an engine builds no more than some hundred."""
+
+MAX_PLACED = 20_000
+"""Most files, directories and links that a Dockerfile makes."""
+
+MAX_VARIABLES = 1000
+"""Most variables that ENV and ARG set."""
+
+MAX_EXPANDED = 64 * 1024
+"""Longest text after its variables were replaced, in characters: `ENV A=$A$A` doubles it with each line."""
+
+_MAX_PATTERNS = 200
+_MAX_PATH_PARTS = 128
+_MAX_WORK = 4_000_000
+
+
 class DockerfileInvalid(ValueError):
-    """A Dockerfile that Docker could not build either: a source that is not there, an unknown instruction."""
+    """A Dockerfile that Docker could not build either, or that exceeds a bound: a source that is not there, an unknown
+    instruction, a variable without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +134,7 @@ class Placed:
             return Directory(self.path, owner="agent" if self.owner == "agent" else None)
         if self.source is not None and self.source.is_symlink():
             return Symlink(self.path, os.fspath(self.source.readlink()))
-        content = self.text if self.source is None else self.source.read_bytes()
+        content = self.text if self.source is None else read_file(self.source, MAX_BYTES, follow=False)
         return File(self.path, content or b"", self.mode, self.owner)
 
 
@@ -169,10 +191,11 @@ def read(context: Path) -> Recipe:
         context: The build context: the directory ``environment`` of a task.
 
     Raises:
-        DockerfileInvalid: Docker could not build it either.
+        DockerfileInvalid: Docker could not build it either, or it is longer or makes more than a task needs.
+        TaskInvalid: It is not a regular file, or too large.
         OSError: It cannot be read.
     """
-    return _Reader(context).read((context / "Dockerfile").read_text("utf-8"))
+    return _Reader(context).read(read_text(context / "Dockerfile"))
 
 
 def instructions(text: str) -> Iterator[tuple[Line, str, str, tuple[tuple[str, bool, str], ...]]]:
@@ -224,10 +247,14 @@ class _Reader:
         self.arguments: dict[str, str] = {}
         self.made = set(OWN)
         self.stages = 0
-        self.ignored = _Ignore.of(context)
+        self.work = _Work()
+        self.ignored = _Ignore.of(context, self.work)
+        self.listed: list[Path] | None = None
 
     def read(self, text: str) -> Recipe:
-        for line, name, rest, documents in instructions(text):
+        for number, (line, name, rest, documents) in enumerate(instructions(text), 1):
+            if number > MAX_INSTRUCTIONS:
+                raise DockerfileInvalid(f"{line}: it has more than {MAX_INSTRUCTIONS} instructions")
             follow = getattr(self, f"_{name.lower()}", None)
             if name in _HARMLESS:
                 if name in ("CMD", "ENTRYPOINT"):
@@ -245,6 +272,11 @@ class _Reader:
                     if isinstance(error, DockerfileInvalid):
                         raise
                     raise DockerfileInvalid(f"{line}: {error}") from error
+                if len(self.arguments) + len(self.recipe.env) > MAX_VARIABLES:
+                    raise DockerfileInvalid(f"{line}: more than {MAX_VARIABLES} variables")
+                copied = sum(len(step.entries) for step in self.recipe.steps if isinstance(step, Copy))
+                if len(self.recipe.start) + copied > MAX_PLACED:
+                    raise DockerfileInvalid(f"{line}: more than {MAX_PLACED:,} files, directories and links")
         if self.stages == 0:
             raise DockerfileInvalid("it has no FROM")
         self.recipe.workdir = self.cwd or None
@@ -349,8 +381,9 @@ class _Reader:
         if not any(isinstance(step, Run) for step in self.recipe.steps):
             self.recipe.start += owned
             return
-        later = [entry for entry in owned if self._may_write_in(posixpath.dirname(entry.path))]
-        self.recipe.start += [entry for entry in owned if entry not in later]
+        later: list[Placed] = []
+        for entry in owned:
+            (later if self._may_write_in(posixpath.dirname(entry.path)) else self.recipe.start).append(entry)
         if later:
             self.recipe.steps.append(Copy(line, tuple(later)))
 
@@ -470,10 +503,16 @@ class _Reader:
         pattern = posixpath.normpath(source.lstrip("/") or ".")
         if pattern == ".." or pattern.startswith("../"):
             raise DockerfileInvalid(f"{line}: {source} lies outside of environment/")
+        self.work.spend(1)
         if any(char in pattern for char in "*?["):
-            found = [
-                path for path in sorted(self.context.rglob("*")) if _matches(path.relative_to(self.context), pattern)
-            ]
+            if self.listed is None:
+                self.listed = sorted(self.context.rglob("*"))
+            parts = _compiled(pattern)
+            found = []
+            for path in self.listed:
+                self.work.spend(len(parts))
+                if _match_parts(path.relative_to(self.context).parts, parts):
+                    found.append(path)
         else:
             path = self.context / pattern
             found = [path] if path.exists() else []
@@ -488,12 +527,15 @@ class _Reader:
     def _below(self, directory: Path, target: str, mode: int | None) -> list[Placed]:
         placed = []
         for path in sorted(directory.rglob("*")):
+            self.work.spend(1)
             if "__pycache__" in path.parts or self.ignored.leaves_out(path):
                 continue
             placed.append(_placed(posixpath.join(target, path.relative_to(directory).as_posix()), path, mode))
         return placed
 
     def _absolute(self, path: str) -> str:
+        if path.count("/") > _MAX_PATH_PARTS:
+            raise ValueError(f"a path has more than {_MAX_PATH_PARTS} parts")
         return posixpath.normpath(posixpath.join(self.cwd or "/workspace", path)).replace("//", "/")
 
     def _variables(self) -> dict[str, str]:
@@ -510,55 +552,87 @@ class _NeedsImage(Exception):
     """Raised for a line that cannot be followed, with the reason."""
 
 
-@dataclass(frozen=True, slots=True)
+class _Work:
+    """Counts comparisons and files, so that no Dockerfile takes longer than a moment."""
+
+    def __init__(self) -> None:
+        self.left = _MAX_WORK
+
+    def spend(self, count: int) -> None:
+        """Count work; raise DockerfileInvalid if it is too much."""
+        self.left -= count
+        if self.left < 0:
+            raise DockerfileInvalid("its COPY lines and .dockerignore take too long: name fewer files and patterns")
+
+
+_Pattern = tuple[re.Pattern[str] | None, ...]
+"""The parts of a pattern between slashes; None stands for ``**``, any number of directories."""
+
+
 class _Ignore:
     """``.dockerignore``: patterns in order, the last that matches decides."""
 
-    context: Path
-    patterns: tuple[tuple[bool, str], ...]
+    def __init__(self, context: Path, patterns: list[tuple[bool, _Pattern]], work: _Work) -> None:
+        self.context = context
+        self.patterns = patterns
+        self.work = work
+        self.known: dict[Path, bool] = {}
 
     @classmethod
-    def of(cls, context: Path) -> _Ignore:
+    def of(cls, context: Path, work: _Work) -> _Ignore:
         path = context / ".dockerignore"
-        rows = path.read_text("utf-8").splitlines() if path.is_file() else []
+        rows = read_text(path).splitlines() if path.exists() else []
         words = [row.strip() for row in rows if row.strip() and not row.startswith("#")]
-        return cls(context, tuple((word.startswith("!"), word.lstrip("!").strip("/")) for word in words))
+        if len(words) > _MAX_PATTERNS:
+            raise DockerfileInvalid(f".dockerignore: more than {_MAX_PATTERNS} patterns")
+        return cls(context, [(word.startswith("!"), _compiled(word.lstrip("!").strip("/"))) for word in words], work)
 
     def leaves_out(self, path: Path) -> bool:
-        relative = path.relative_to(self.context)
-        out = False
-        for keeps, pattern in self.patterns:
-            places = [relative, *relative.parents][:-1]
-            if any(_matches(place, pattern) for place in places):
-                out = not keeps
-        return out
+        if path not in self.known:
+            parts = path.relative_to(self.context).parts
+            places = [parts[:count] for count in range(1, len(parts) + 1)]
+            out = False
+            for keeps, pattern in self.patterns:
+                self.work.spend(len(places) * len(pattern))
+                if any(_match_parts(place, pattern) for place in places):
+                    out = not keeps
+            self.known[path] = out
+        return self.known[path]
 
 
-def _matches(path: Path, pattern: str) -> bool:
-    """Match as Go's filepath.Match does, with ``**`` for any number of directories."""
-    return _match_parts(path.parts, tuple(pattern.split("/")))
+def _compiled(pattern: str) -> _Pattern:
+    """Prepare a pattern that matches as Go's filepath.Match does, with ``**`` for any number of directories."""
+    return tuple(None if part == "**" else re.compile(fnmatch.translate(part)) for part in pattern.split("/"))
 
 
-def _match_parts(parts: tuple[str, ...], patterns: tuple[str, ...]) -> bool:
-    if not patterns:
-        return not parts
-    if patterns[0] == "**":
-        return any(_match_parts(parts[at:], patterns[1:]) for at in range(len(parts) + 1))
-    return bool(parts) and fnmatch.fnmatchcase(parts[0], patterns[0]) and _match_parts(parts[1:], patterns[1:])
+def _match_parts(parts: tuple[str, ...], pattern: _Pattern) -> bool:
+    # Which numbers of leading parts the pattern matches so far: recursion over several ** would take exponential time.
+    matched = {0}
+    for part in pattern:
+        if part is None:
+            matched = set(range(min(matched), len(parts) + 1))
+        else:
+            matched = {at + 1 for at in matched if at < len(parts) and part.match(parts[at])}
+        if not matched:
+            return False
+    return len(parts) in matched
 
 
 def _placed(name: str, path: Path, mode: int | None) -> Placed:
     bits = path.lstat().st_mode
     if stat.S_ISDIR(bits):
         return Placed(name, None, 0o755)
+    if not stat.S_ISREG(bits) and not stat.S_ISLNK(bits):
+        raise DockerfileInvalid(f"{path.name} is {kind_of(bits)}: COPY takes files, directories and links")
     return Placed(name, path, mode or (0o755 if bits & 0o100 else 0o644))
 
 
 def _flags(rest: str, *, split: bool = True) -> tuple[list[tuple[str, str]], list[str]]:
-    flags = []
-    while found := re.match(r"--([a-z]+)(?:=(\S+))?(?:\s+|$)", rest):
+    flags, at = [], 0
+    while found := _FLAG.match(rest, at):
         flags.append((found[1], found[2] or ""))
-        rest = rest[found.end() :]
+        at = found.end()
+    rest = rest[at:]
     if not split:
         return flags, [rest]
     return flags, _json(rest) or _words(rest, plain=True)
@@ -615,6 +689,16 @@ def _plain(text: str) -> str:
 
 
 def _expand(text: str, variables: Mapping[str, str]) -> str:
+    size = len(text)
+
+    def bounded(found: re.Match[str]) -> str:
+        nonlocal size
+        new = value(found)
+        size += len(new) - len(found[0])
+        if size > MAX_EXPANDED:
+            raise ValueError(f"it is longer than {MAX_EXPANDED:,} characters with its variables replaced")
+        return new
+
     def value(found: re.Match[str]) -> str:
         if found[1] is not None:
             return found[1] if found[1] == "$" else found[0]
@@ -627,7 +711,7 @@ def _expand(text: str, variables: Mapping[str, str]) -> str:
             return word if (current if ":" in operator else current is not None) else ""
         return current or ""
 
-    return _VARIABLE.sub(value, text)
+    return _VARIABLE.sub(bounded, text)
 
 
 def _value(word: str, env: Mapping[str, str]) -> str:

@@ -9,16 +9,18 @@ import shlex
 import stat
 import tarfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.grading.staging import staged
+from errata_server.input_files import FileRefused, read_file
 from errata_server.sandbox.base import WORKSPACE, Backend, CommandResult, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.recipe import AGENT_UID
 from errata_server.sandbox.spec import SandboxSpec, SpecRefused
 
 from .dockerfile import Placed, Recipe, Run
+from .task_files import MAX_BYTES
 from .tasks import Task, tree
 
 EPOCH_S = 1767225600
@@ -108,7 +110,7 @@ async def _opened(backend: Backend, task: Task | None) -> Sandbox:
         entries = tuple(made.entry() if isinstance(made, Placed) else made for made in task.recipe.start)
         spec = SandboxSpec(workdir=task.workdir, entries=entries, mtime_s=EPOCH_S)
         return await backend.open(base=task.base, spec=spec)
-    except (SpecRefused, OSError) as error:
+    except (SpecRefused, FileRefused, OSError) as error:
         raise EnvironmentFailed(f"cannot set up {task.id}: environment/Dockerfile: {error}") from error
 
 
@@ -142,12 +144,12 @@ def _source(path: Path) -> tuple[Path | None, int]:
 
 def _top_directories(recipe: Recipe | None) -> list[str]:
     """Return the directories of the agent that the Dockerfile made, none inside of another."""
-    tops: list[str] = []
+    tops: dict[str, None] = {}
     for made in recipe.start if recipe else ():
         is_agents = isinstance(made, Placed) and made.is_directory and made.owner == "agent"
-        if is_agents and not any(made.path.startswith(f"{top}/") for top in tops):
-            tops.append(made.path)
-    return tops
+        if is_agents and not any(str(above) in tops for above in PurePosixPath(made.path).parents):
+            tops[made.path] = None
+    return list(tops)
 
 
 async def _follow(sandbox: Sandbox, task: Task, recipe: Recipe) -> None:
@@ -181,8 +183,8 @@ def _archive(files: list[Placed]) -> bytes:
             elif placed.source is not None and placed.source.is_symlink():
                 info.type, info.linkname = tarfile.SYMTYPE, os.fspath(placed.source.readlink())
                 archive.addfile(info)
-            elif placed.source is None or placed.source.is_file():
-                content = placed.text if placed.source is None else placed.source.read_bytes()
+            else:
+                content = placed.text if placed.source is None else read_file(placed.source, MAX_BYTES, follow=False)
                 info.size = len(content or b"")
                 archive.addfile(info, io.BytesIO(content or b""))
     return buffer.getvalue()

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
+import re
 import stat
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -33,11 +34,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import yaml
-
+from errata_protocol.printable import printable
+from errata_server.input_files import open_regular
 from errata_server.sandbox.spec import WORKSPACE
 
 from .dockerfile import Copy, DockerfileInvalid, Recipe, read
+from .task_files import TaskInvalid, check_files, compose_services, read_text, read_toml
 
 log = logging.getLogger("errata.terminal")
 
@@ -51,12 +53,12 @@ MAX_VERIFIER_S = 400.0
 the server's step deadline of 900 s."""
 
 _MAX_DEPTH = 6
+_MAX_FOLDERS = 100_000
+_PART_BYTES = 1024**2
+_PROBE_KEYS = {"name", "command", "timeout_s", "stdin"}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BUNDLED_ROOT = Path(__file__).resolve().parent.parent / "tasks"
 _UNUSED = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml", ".dockerignore")
-
-
-class TaskInvalid(ValueError):
-    """A task directory that cannot be used; the message names it and what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class Task:
             "instruction": self.instruction,
             "difficulty": str(self.metadata.get("difficulty", "")),
             "category": str(self.metadata.get("category", "")),
-            "tags": [str(tag) for tag in self.metadata.get("tags", [])],
+            "tags": list(self.metadata.get("tags", [])),
             "deterministic": self.deterministic,
             "notes": list(self.notes),
         }
@@ -183,47 +185,56 @@ def read_task(root: Path, split: str = LOCAL) -> Task:
         TaskInvalid: Something is missing or cannot be read.
     """
     try:
-        config = tomllib.loads((root / "task.toml").read_text("utf-8"))
-        instruction = (root / "instruction.md").read_text("utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise TaskInvalid(f"task {root.name}: {error}") from error
+        return _read_task(root, split)
+    except (TaskInvalid, OSError) as error:
+        # The message goes to clients, which the place of the tasks on this machine does not concern.
+        text = str(error).replace(f"{root}{os.sep}", "")
+        raise TaskInvalid(f"task {printable(root.name)}: {printable(text)}") from error
+
+
+def _read_task(root: Path, split: str) -> Task:
+    if not root.name.isprintable():
+        raise TaskInvalid("the name of its directory has characters that cannot be printed: rename it")
+    check_files(root)
+    config = read_toml(root / "task.toml")
+    instruction = read_text(root / "instruction.md").strip()
     if not instruction:
-        raise TaskInvalid(f"task {root.name}: instruction.md is empty")
+        raise TaskInvalid("instruction.md is empty")
     verifier: Literal["judge", "script"]
     if (root / "tests" / "verify.py").is_file():
         verifier = "judge"
     elif (root / "tests" / "test.sh").is_file():
         verifier = "script"
     else:
-        raise TaskInvalid(f"task {root.name}: neither tests/verify.py nor tests/test.sh is there")
+        raise TaskInvalid("neither tests/verify.py nor tests/test.sh is there")
     try:
         ours = _table(config, "errata")
-        timeout_s = float(_table(config, "verifier").get("timeout_sec", 60.0))
-        probes = tuple(Probe(**probe) for probe in ours.get("probes", ()))
-        env = {str(k): str(v) for k, v in _table(ours, "env").items()}
-        base = str(ours.get("base", ""))
-        image = str(_table(config, "environment").get("docker_image", ""))
-        verifier_env = {str(k): str(v) for k, v in _table(_table(config, "verifier"), "env").items()}
-    except (TypeError, ValueError) as error:
-        raise TaskInvalid(f"task {root.name}: task.toml: {error}") from error
+        timeout_s = _seconds(_table(config, "verifier").get("timeout_sec", 60.0), "[verifier] timeout_sec")
+        probes = _probes(ours.get("probes", []))
+        env = _variables(ours, "errata")
+        base = _text(ours.get("base", ""), "[errata] base")
+        image = _text(_table(config, "environment").get("docker_image", ""), "[environment] docker_image")
+        verifier_env = _variables(_table(config, "verifier"), "verifier")
+        metadata = _metadata(_table(config, "metadata"))
+        deterministic, built, unchecked = (_flag(ours, name) for name in ("deterministic", "built", "unchecked"))
+    except ValueError as error:
+        raise TaskInvalid(f"task.toml: {error}") from error
     if probes and verifier == "script":
-        raise TaskInvalid(f"task {root.name}: probes need tests/verify.py to judge them")
+        raise TaskInvalid("probes need tests/verify.py to judge them")
     if len({probe.name for probe in probes}) < len(probes):
-        raise TaskInvalid(f"task {root.name}: two probes have the same name")
+        raise TaskInvalid("two probes have the same name")
     notes: list[str] = []
     recipe = _recipe(root, base, image, notes)
-    if ours.get("built", False) is True:
+    if built:
         if not base or recipe is None:
-            raise TaskInvalid(f"task {root.name}: [errata] built = true needs environment/Dockerfile and [errata] base")
+            raise TaskInvalid("[errata] built = true needs environment/Dockerfile and [errata] base")
         # `errata image build` has run its RUN lines; what it copies is placed again, as the agent's.
         copied = [entry for step in recipe.steps if isinstance(step, Copy) for entry in step.entries]
         placed = {entry.path: entry for entry in (*recipe.start, *copied)}
         recipe = replace(recipe, start=list(placed.values()), steps=[])
     spare_s = MAX_VERIFIER_S - sum(probe.timeout_s for probe in probes)
     if spare_s < 1.0:
-        raise TaskInvalid(
-            f"task {root.name}: probes take up to {MAX_VERIFIER_S - spare_s:g} s, at most {MAX_VERIFIER_S - 1:g} s"
-        )
+        raise TaskInvalid(f"probes take up to {MAX_VERIFIER_S - spare_s:g} s, at most {MAX_VERIFIER_S - 1:g} s")
     if timeout_s > spare_s:
         notes.append(f"the verifier's time limit is {spare_s:g} s instead of {timeout_s:g} s")
     return Task(
@@ -234,15 +245,15 @@ def read_task(root: Path, split: str = LOCAL) -> Task:
         verifier=verifier,
         verifier_timeout_s=min(timeout_s, spare_s),
         probes=probes,
-        deterministic=bool(ours.get("deterministic", False)),
+        deterministic=deterministic,
         env=MappingProxyType((recipe.env if recipe else {}) | env),
         verifier_env=MappingProxyType(verifier_env),
-        metadata=MappingProxyType(_table(config, "metadata")),
+        metadata=MappingProxyType(metadata),
         notes=tuple(notes),
         digest=_digest(root, ("environment", "tests"), ("task.toml", "setup.sh")),
         recipe=recipe,
         base=base or "default",
-        unchecked=bool(ours.get("unchecked", False)),
+        unchecked=unchecked,
         whole_digest=_digest(root, ("environment", "tests", "solution"), ("task.toml", "setup.sh", "instruction.md")),
     )
 
@@ -259,25 +270,24 @@ def _recipe(root: Path, base: str, image: str, notes: list[str]) -> Recipe | Non
         '[errata] base = "NAME"'
     )
     services = _services(root)
-    if services - {"main"} and not base:
+    if set(services) - {"main"} and not base:
         raise TaskInvalid(
-            f"task {root.name} needs an image: environment/docker-compose.yaml has the services "
-            f"{', '.join(sorted(services))}: {cure}"
+            f"it needs an image: environment/docker-compose.yaml has the services {', '.join(services)}: {cure}"
         )
     if services:
         notes.append("environment/docker-compose.yaml is not used")
-    if not (context / "Dockerfile").is_file():
+    if not (context / "Dockerfile").exists():
         if image and not base:
-            raise TaskInvalid(f"task {root.name} needs an image: task.toml: docker_image = {image!r}: {cure}")
+            raise TaskInvalid(f"it needs an image: task.toml: docker_image = {image!r}: {cure}")
         return None
     try:
         recipe = read(context)
-    except (DockerfileInvalid, OSError, UnicodeDecodeError) as error:
-        raise TaskInvalid(f"task {root.name}: environment/Dockerfile: {error}") from error
+    except (DockerfileInvalid, TaskInvalid) as error:
+        raise TaskInvalid(f"environment/Dockerfile: {error}") from error
     if recipe.needs_image and not base:
         (line, why), *others = recipe.needs_image
         also = f"; so do lines {', '.join(str(other.number) for other, _ in others)}" if others else ""
-        raise TaskInvalid(f"task {root.name} needs an image: environment/Dockerfile {line} ({why}){also}: {cure}")
+        raise TaskInvalid(f"it needs an image: environment/Dockerfile {line} ({why}){also}: {cure}")
     notes += recipe.notes
     notes += [f"environment/Dockerfile {line} is taken to be in base tree {base}" for line, _ in recipe.needs_image]
     if not recipe.start and not recipe.steps and tree(context):
@@ -285,15 +295,15 @@ def _recipe(root: Path, base: str, image: str, notes: list[str]) -> Recipe | Non
     return recipe
 
 
-def _services(root: Path) -> set[str]:
+def _services(root: Path) -> list[str]:
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         path = root / "environment" / name
-        if path.is_file():
+        if path.exists():
             try:
-                return set(yaml.safe_load(path.read_text("utf-8"))["services"])
-            except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
-                raise TaskInvalid(f"task {root.name}: environment/{name}: {error}") from error
-    return set()
+                return compose_services(path)
+            except TaskInvalid as error:
+                raise TaskInvalid(f"environment/{error}") from error
+    return []
 
 
 def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -301,6 +311,73 @@ def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"[{name}] must be a table")
     return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} must be text, not {type(value).__name__}")
+    return value
+
+
+def _seconds(value: Any, where: str) -> float:
+    """Return a time limit: a finite number above 0, or text that holds one."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError("a truth value")
+        seconds = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{where} must be a number of seconds: {error}") from error
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"{where} must be a finite number of seconds above 0, not {seconds:g}")
+    return seconds
+
+
+def _flag(table: Mapping[str, Any], name: str) -> bool:
+    value = table.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"[errata] {name} must be true or false, not {type(value).__name__}")
+    return value
+
+
+def _variables(table: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return the environment variables in the table ``env`` of a table."""
+    found = {}
+    for variable, value in _table(table, "env").items():
+        if not _VARIABLE.fullmatch(variable):
+            raise ValueError(f"[{name}.env] {variable[:80]!r} is not the name of a variable")
+        if not isinstance(value, str | int | float) or "\0" in str(value):
+            raise ValueError(f"[{name}.env] {variable} must be text or a number, without NUL characters")
+        found[variable] = str(value)
+    return found
+
+
+def _metadata(table: dict[str, Any]) -> dict[str, Any]:
+    """Check the parts of ``[metadata]`` that the Task API shows."""
+    for name in ("difficulty", "category"):
+        if not isinstance(table.get(name, ""), str | int | float):
+            raise ValueError(f"[metadata] {name} must be text, not {type(table[name]).__name__}")
+    tags = table.get("tags", [])
+    if not isinstance(tags, list) or not all(isinstance(tag, str | int | float) for tag in tags):
+        raise ValueError("[metadata] tags must be a list of texts")
+    return {**table, "tags": [str(tag) for tag in tags]}
+
+
+def _probes(values: Any) -> tuple[Probe, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ValueError("[[errata.probes]] must be a list of tables")
+    probes = []
+    for number, value in enumerate(values, 1):
+        where = f"[[errata.probes]] {number}:"
+        unknown = sorted(value.keys() - _PROBE_KEYS)
+        missing = sorted({"name", "command"} - value.keys())
+        if unknown or missing:
+            what = f"{missing[0]} is missing" if missing else f"unknown key {unknown[0][:80]!r}"
+            raise ValueError(f"{where} {what}: a probe has name, command, timeout_s and stdin")
+        texts = {name: _text(value[name], f"{where} {name}") for name in ("name", "command", "stdin") if name in value}
+        if "\0" in texts["command"]:
+            raise ValueError(f"{where} command has a NUL character")
+        probes.append(Probe(**texts, timeout_s=_seconds(value.get("timeout_s", 20.0), f"{where} timeout_s")))
+    return tuple(probes)
 
 
 def tree(root: Path) -> list[tuple[str, Path]]:
@@ -329,35 +406,54 @@ def _digest(root: Path, parts: Iterable[str], names: Iterable[str]) -> str:
             if stat.S_ISLNK(mode):
                 digest.update(os.fsencode(path.readlink()))
             elif stat.S_ISREG(mode):
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
+                content = hashlib.sha256()
+                _feed(content, path)
+                digest.update(content.digest())
     for name in names:
         path = root / name
-        digest.update(path.read_bytes() if path.is_file() else b"\0")
+        if path.is_file():
+            _feed(digest, path)
+        else:
+            digest.update(b"\0")
     return f"sha256:{digest.hexdigest()}"
 
 
-def task_roots(directory: Path) -> list[Path]:
+def _feed(digest: hashlib._Hash, path: Path) -> None:
+    """Add the content of a file to a digest, part by part."""
+    with open_regular(path, follow=False) as file:
+        while part := file.read(_PART_BYTES):
+            digest.update(part)
+
+
+def task_roots(directory: Path, broken: dict[str, str] | None = None) -> list[Path]:
     """Return the task directories in ``directory``, sorted; a task directory has a ``task.toml``.
 
     If ``directory`` is a task itself, it is the only result. Otherwise, as for a Harbor data set, tasks are looked for
     up to 6 levels deep, but not in tasks, hidden directories or symlinked directories, which can lead out of the data
     set or round in circles. The result is empty if ``directory`` is not a directory.
+
+    Args:
+        directory: Where to look.
+        broken: Gets the reason why a directory could not be searched, by its name; such a directory is skipped.
     """
-    if (directory / "task.toml").is_file():
-        return [directory]
+    broken = {} if broken is None else broken
     found: list[Path] = []
-
-    def walk(folder: Path, depth: int) -> None:
-        for path in sorted(folder.iterdir()):
-            if path.name.startswith(".") or path.is_symlink() or not path.is_dir():
-                continue
-            if (path / "task.toml").is_file():
-                found.append(path)
-            elif depth < _MAX_DEPTH:
-                walk(path, depth + 1)
-
-    if directory.is_dir():
-        walk(directory, 1)
+    waiting = [(directory, 0)]
+    visited = 0
+    while waiting:
+        folder, depth = waiting.pop()
+        visited += 1
+        if visited > _MAX_FOLDERS:
+            broken[printable(directory.name)] = f"it has more than {_MAX_FOLDERS:,} directories: name the tasks' own"
+            break
+        try:
+            if os.path.lexists(folder / "task.toml"):
+                found.append(folder)
+            elif depth < _MAX_DEPTH and (depth or folder.is_dir()):
+                below = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+                waiting += [(path, depth + 1) for path in reversed(below) if not path.is_symlink() and path.is_dir()]
+        except OSError as error:
+            broken[printable(folder.name)] = f"directory {printable(folder.name)}: {printable(error)}"
     return found
 
 
@@ -370,20 +466,26 @@ def load_tasks(local: Iterable[Path] = ()) -> TaskSet:
     broken: dict[str, str] = {}
     seen: set[str] = set()
     for split, directory in [(BUNDLED, _BUNDLED_ROOT), *((LOCAL, path) for path in local)]:
-        roots = task_roots(directory)
+        roots = task_roots(directory, broken)
         if not roots:
             log.warning("no tasks below %s", directory)
         for root in roots:
+            name = printable(root.name)
             try:
                 if root.name in seen:
-                    raise TaskInvalid(f"task {root.name}: another task has this name already: rename {root}")
+                    raise TaskInvalid(f"task {name}: another task has this name already: rename its directory")
                 task = read_task(root, split)
             except TaskInvalid as error:
-                log.warning("%s", error)
-                broken.setdefault(root.name, str(error))
-                continue
-            seen.add(task.id)
-            splits.setdefault(split, []).append(task)
+                broken.setdefault(name, str(error))
+            except Exception as error:  # of a parser or of the machine: it is contained to this task all the same
+                log.exception("task %s", name)
+                why = f"{type(error).__name__}: {printable(error, 500)}"
+                broken.setdefault(name, f"task {name} cannot be read ({why}): change it, or take it out")
+            else:
+                seen.add(task.id)
+                splits.setdefault(split, []).append(task)
+    for why in broken.values():
+        log.warning("%s", why)
     return TaskSet(
         splits={name: tuple(sorted(tasks, key=lambda task: task.id)) for name, tasks in splits.items()},
         broken={name: why for name, why in broken.items() if name not in seen},
@@ -392,7 +494,8 @@ def load_tasks(local: Iterable[Path] = ()) -> TaskSet:
 
 @lru_cache(maxsize=8)
 def _loaded(local: str) -> TaskSet:
-    return load_tasks(Path(part).expanduser() for part in local.split(os.pathsep) if part)
+    # Path.expanduser raises an exception for an unknown user, and one bad directory must not hide the others.
+    return load_tasks(Path(os.path.expanduser(part)) for part in local.split(os.pathsep) if part)  # noqa: PTH111
 
 
 def offered_tasks() -> TaskSet:
@@ -401,3 +504,8 @@ def offered_tasks() -> TaskSet:
     Read once for each value of the variable, because the Task API makes an environment for every request.
     """
     return _loaded(os.environ.get(TASKS_VARIABLE, ""))
+
+
+def unusable() -> Mapping[str, str]:
+    """Return why a directory of `offered_tasks` cannot be used, by its name."""
+    return offered_tasks().broken

@@ -7,8 +7,9 @@ Upstream's class is bound to a name at import: where a process replaces it with 
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, WebSocket
@@ -118,6 +119,8 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
         self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
         decoder.read_mcp = self.mcp.decode
         self._spec = spec
+        if spec is not None and spec.unusable:
+            self.runtime.readiness.tell(spec.name, functools.partial(_unusable, spec.unusable))
         self._insecure = insecure
         self.offered = functools.partial(
             self.capabilities, ServerMode.SIMULATION
@@ -295,3 +298,10 @@ def _mode(name: str) -> ServerMode | None:
         return ServerMode(name.lower())
     except ValueError:
         return None
+
+
+def _unusable(function: str) -> Mapping[str, str]:
+    """Call the function that an environment names as ``module:attribute`` in `EnvironmentSpec.unusable`."""
+    module, _, attribute = function.partition(":")
+    found: Mapping[str, str] = getattr(importlib.import_module(module), attribute)()
+    return found

@@ -14,10 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from errata_protocol.errors import ErrataError
+from errata_protocol.errors import ErrataError, InvalidRequest, RemoteProtocolError
 from errata_protocol.markers import ErrorKind
-from errata_protocol.replay import EpisodeDetail, RewardRecord, observation_of
+from errata_protocol.printable import printable
+from errata_protocol.replay import EpisodeDetail, RewardRecord
 
+from .payloads import observation_in
 from .source import Source
 
 CANARY = "policy.canary"
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     with Source(options.data_dir, options.url) as source:
         for episode in _episodes(source, options.environment):
             late = source.rewards(episode.eid)
-            period = datetime.fromtimestamp(episode.created, UTC).strftime(_FORMATS[options.by])
+            period = _period(episode, options.by)
             task = f"{episode.environment}/{_task(source, episode)}"
             for count in (total, tasks.setdefault(task, Count()), times.setdefault(period, Count())):
                 count.add(episode, late)
@@ -110,9 +112,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _episodes(source: Source, environment: str | None) -> Iterable[EpisodeDetail]:
-    """Yield all episodes, page by page."""
+    """Yield all episodes, page by page.
+
+    Raises:
+        RemoteProtocolError: A page leads back to one that was read, as no server of ours does.
+    """
     cursor = None
+    read: set[str | None] = set()
     while True:
+        if cursor in read:
+            raise RemoteProtocolError(f"the list of episodes has no end: the page {cursor!r} came before; check --url")
+        read.add(cursor)
         query = {"limit": 500, "cursor": cursor, "environment": environment, "error_kind": None, "episode_id": None}
         page = source.page(query)
         for episode in page.episodes:
@@ -122,15 +132,25 @@ def _episodes(source: Source, environment: str | None) -> Iterable[EpisodeDetail
             return
 
 
+def _period(episode: EpisodeDetail, by: str) -> str:
+    """Return the name of the period in which an episode began."""
+    try:
+        return datetime.fromtimestamp(episode.created, UTC).strftime(_FORMATS[by])
+    except (ValueError, OverflowError, OSError) as error:
+        raise InvalidRequest(
+            f"episode {episode.eid} began at {episode.created:g}, which is no time: {error}"
+        ) from error
+
+
 def _task(source: Source, episode: EpisodeDetail) -> str:
     """Return the task that an episode's first observation names; ``-`` if it names none or cannot be read."""
     if not episode.deliveries:
         return "-"
     try:
         payload, _, _ = source.state(episode.eid, 0)
+        observation = observation_in(payload)
     except ErrataError:  # the row is lost or damaged: the episode is counted all the same
         return "-"
-    observation = observation_of(json.loads(payload))
     return next((str(observation[key]) for key in _TASK_KEYS if observation.get(key)), "-")
 
 
@@ -149,4 +169,4 @@ def _print(report: dict[str, Any]) -> None:
             figures = "".join(
                 f"{rates[key]:>{width}g}" for key, width in (("violating", 11), ("canaries", 10), ("tampering", 11))
             )
-            print(f"  {name[:44]:<46}{count['episodes']:>9}{figures}")
+            print(f"  {printable(name[:44]):<46}{count['episodes']:>9}{figures}")

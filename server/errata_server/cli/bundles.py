@@ -12,9 +12,12 @@ from typing import Annotated, BinaryIO
 
 import typer
 
+from errata_protocol.bundle import bundle_lines
 from errata_protocol.bundle_check import Verification, verify_bundle
 from errata_protocol.errors import JournalUnavailable
+from errata_protocol.printable import printable
 
+from ..input_files import open_regular
 from .source import DataDir, Json, Source, Url
 
 cli = typer.Typer(
@@ -81,7 +84,7 @@ def export(
 
         source.bundle(eids, write, ancestors=ancestors)
         file.seek(0)
-        found = verify_bundle(file, Progress("records verified"))
+        found = verify_bundle(bundle_lines(file), Progress("records verified"))
         if not found.ok:
             raise JournalUnavailable(
                 f"the exported bundle does not verify, the first of {len(found.problems)} problems: "
@@ -91,7 +94,7 @@ def export(
     typer.echo(json.dumps(written_report) if as_json else f"{output}: {_counted(found)}, {written:,} bytes")
     if not as_json:
         for note in found.notes:
-            print(f"errata: {note}", file=sys.stderr)
+            print(f"errata: {printable(note)}", file=sys.stderr)
 
 
 @cli.command("verify")
@@ -103,8 +106,8 @@ def verify(
 
     Checks each digest, that t has no gap, the origins of forks, and the end of the file.
     """
-    with file.open("rb") as lines:
-        found = verify_bundle(lines, Progress("records"))
+    with open_regular(file) as lines:
+        found = verify_bundle(bundle_lines(lines), Progress("records"))
     report(found, str(file), as_json)
 
 
@@ -117,10 +120,10 @@ def report(found: Verification, what: str, as_json: bool) -> None:
         as_json: Print JSON.
     """
     if as_json:
-        typer.echo(found.model_dump_json())
+        typer.echo(json.dumps(found.model_dump(mode="json")))
     else:
         for line in [*_problems(found), *(f"note: {note}" for note in found.notes)]:
-            typer.echo(line)
+            typer.echo(printable(line))
         typer.echo(f"{what}: {_counted(found)}, {'ok' if found.ok else f'{len(found.problems)} problems'}")
     if not found.ok:
         raise typer.Exit(1)

@@ -7,14 +7,16 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from pydantic import SecretStr, ValidationError
 from typer.core import TyperGroup
 
 from errata_protocol.errors import ErrataError
+from errata_protocol.printable import printable
 
+from .. import output_guard
 from . import base_trees, bundles, data_dirs, doctor, episodes, journal, probe, source
 
 
@@ -270,6 +272,7 @@ def demo(
     demos = {point.name: point for point in entry_points(group="errata.demos")}
     if name not in demos:
         raise typer.BadParameter(f"no demo {name!r}; there are: {', '.join(sorted(demos)) or 'none'}")
+    output_guard.release_output()
     raise typer.Exit(demos[name].load()(options))
 
 
@@ -278,6 +281,7 @@ def bench(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION", help="See errata bench --help.")] = None,
 ) -> None:
     """Measure Errata and stock OpenEnv in alternating rounds."""
+    output_guard.release_output()
     raise typer.Exit(_program("bench")(arguments or []))
 
 
@@ -286,6 +290,7 @@ def ablate(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION", help="See errata ablate --help.")] = None,
 ) -> None:
     """Compare training with and without hints and teachers."""
+    output_guard.release_output()
     raise typer.Exit(_program("ablate")(arguments or []))
 
 
@@ -343,20 +348,37 @@ def _base(entry: str) -> tuple[str, Path]:
 
 
 def main() -> None:
-    """Run the command. An `ErrataError`, invalid setting or OSError is printed in one line, with exit status 1."""
+    """Run the command.
+
+    An `ErrataError`, an invalid setting or an OSError is printed in one line, with exit status 1, and so is an
+    exception that no command expects; ``ERRATA_TRACEBACK=1`` prints where that was raised.
+    """
+    output_guard.guard_output()
     try:
         cli()
     except ErrataError as error:
-        print(f"errata: {error.message}", file=sys.stderr)
-        sys.exit(1)
+        _fail(error.message)
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
+        wrong = error.errors(include_url=False, include_input=False)[0]
         name = "_".join(str(part) for part in wrong["loc"])
-        print(f"errata: setting {name}: {wrong['msg']}", file=sys.stderr)
-        sys.exit(1)
+        _fail(f"setting {name}: {wrong['msg']}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe has ended
         sys.exit(1)
     except OSError as error:
-        print(f"errata: {error}", file=sys.stderr)
-        sys.exit(1)
+        _fail(str(error))
+    except MemoryError:
+        _fail("this machine has too little memory for it: ask for less, or look whether the input is what you think")
+    except Exception as error:
+        if os.environ.get("ERRATA_TRACEBACK"):
+            raise
+        _fail(f"{UNEXPECTED} {type(error).__name__}: {error}; please report it with what ERRATA_TRACEBACK=1 prints")
+
+
+UNEXPECTED = "an error in Errata itself:"
+"""Beginning of the line that stands for an exception that no command expects."""
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"errata: {printable(message)}", file=sys.stderr)
+    sys.exit(1)

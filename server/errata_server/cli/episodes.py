@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 import time
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Column
 
+from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
 from errata_protocol.payload import digest
-from errata_protocol.replay import EpisodeDetail, RewardPost, observation_of
+from errata_protocol.printable import printable
+from errata_protocol.replay import EpisodeDetail, RewardPost
 
 from ..environments.discovery import published
+from ..output_guard import write_exact
+from .payloads import json_of, observation_in
 from .source import DataDir, Json, Source, Url
+from .tables import Table
 
 cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True, rich_markup_mode=None)
 
@@ -51,19 +53,18 @@ def episodes(
     with Source(data_dir, url) as source:
         page = source.page(query)
     if as_json:
-        typer.echo(page.model_dump_json())
+        typer.echo(json.dumps(page.model_dump(mode="json")))
         return
-    table = Table(Column("eid", no_wrap=True, min_width=27), box=None)
-    for name in ("environment", "age", "turns", "reward", "done", "error kinds"):
-        table.add_column(name)
+    headings = ("environment", "age", "turns", "reward", "done", "error kinds")
+    table = Table(Column("eid", no_wrap=True, min_width=27), *headings)
     for e in page.episodes:
         kinds = " ".join(f"{kind}:{n}" for kind, n in e.error_kinds.items())
-        table.add_row(
+        table.add(
             e.eid, e.environment, _age(e.created), str(e.deliveries), f"{e.reward:g}", "yes" if e.done else "", kinds
         )
-    Console().print(table)
+    table.print()
     if page.next is not None:
-        typer.echo(f"more: the same command with --cursor {page.next}")
+        typer.echo(printable(f"more: the same command with --cursor {page.next}"))
 
 
 @cli.command("show")
@@ -81,10 +82,10 @@ def rewards(eid: str, data_dir: DataDir = None, url: Url = None, as_json: Json =
     if as_json:
         typer.echo(json.dumps([r.model_dump() for r in found]))
         return
-    table = Table("t", "value", "source", "reward id", box=None)
+    table = Table("t", "value", "source", "reward id")
     for r in found:
-        table.add_row(str(r.t), f"{r.value:g}", escape(r.source), escape(r.reward_id))
-    Console().print(table)
+        table.add(str(r.t), f"{r.value:g}", r.source, r.reward_id)
+    table.print()
 
 
 @cli.command("reward", context_settings={"ignore_unknown_options": True})  # a value may be negative
@@ -112,7 +113,7 @@ def reward(
     with Source(data_dir, url, eids=[eid], writes=True) as opened:
         made = opened.reward(eid, post)
     line = f"{eid}: t={made.t} {made.value:g} from {made.source}, reward id {made.reward_id}"
-    typer.echo(made.model_dump_json() if as_json else line)
+    typer.echo(json.dumps(made.model_dump(mode="json")) if as_json else printable(line))
 
 
 @cli.command("delete")
@@ -160,29 +161,41 @@ def replay(
                     f"the environment {environment!r} is not installed here: its agent_text is unknown"
                 )
             spec = published()[environment].load()
-            text = spec.agent_text(observation_of(json.loads(payload)))
+            text = _agent_text(spec, payload)
             read = {"agent_text": text, "agent_text_version": spec.agent_text_version}
             typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": expected, **read}) if as_json else text)
         elif as_json:
-            typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": expected, "data": json.loads(payload)}))
+            typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": expected, "data": json_of(payload)}))
         else:
-            sys.stdout.buffer.write(payload + (b"\n" if sys.stdout.isatty() else b""))
-            sys.stdout.buffer.flush()
+            write_exact(payload)
+
+
+def _agent_text(spec: EnvironmentSpec, payload: bytes) -> str:
+    """Return what the agent read of a payload, by the environment that is installed here."""
+    observation = observation_in(payload)
+    try:
+        return spec.agent_text(observation)
+    except Exception as error:  # it is the environment's code, and the observation may be another one's
+        raise InvalidRequest(
+            f"the environment {spec.name!r} that is installed here cannot read the payload: {type(error).__name__}: "
+            f"{error}"
+        ) from error
 
 
 def _print_detail(detail: EpisodeDetail, as_json: bool) -> None:
     if as_json:
-        typer.echo(detail.model_dump_json())
+        typer.echo(json.dumps(detail.model_dump(mode="json")))
         return
-    typer.echo(f"{detail.eid} of {detail.environment}, reward {detail.reward:g}{', done' if detail.done else ''}")
+    done = ", done" if detail.done else ""
+    typer.echo(printable(f"{detail.eid} of {detail.environment}, reward {detail.reward:g}{done}"))
     if detail.origin is not None:
-        typer.echo(f"forked from {detail.origin.eid} at t={detail.origin.t}")
-    table = Table("t", "kind", "reward", "error kind", "hint", "digest", box=None)
+        typer.echo(printable(f"forked from {detail.origin.eid} at t={detail.origin.t}"))
+    table = Table("t", "kind", "reward", "error kind", "hint", "digest")
     for turn in detail.turns:
         reward = "" if turn.reward is None else f"{turn.reward:g}"
         short = turn.digest.removeprefix("sha256:")[:16]
-        table.add_row(str(turn.t), turn.kind, reward, turn.error_kind or "", turn.hint_template_key or "", short)
-    Console().print(table)
+        table.add(str(turn.t), turn.kind, reward, turn.error_kind or "", turn.hint_template_key or "", short)
+    table.print()
 
 
 def _age(created: float) -> str:

@@ -14,11 +14,10 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
-from rich.table import Table
 
 from errata_protocol.bundle_check import EpisodeCheck, Verification
 from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.printable import printable
 
 from ..journal import SalvageReport, journal_in
 from ..runtime.data_lock import lock
@@ -26,6 +25,7 @@ from . import data_dirs
 from .bundles import Output, Progress, complete_file
 from .bundles import report as show_verification
 from .source import DataDir, Json, Source
+from .tables import Table
 
 cli = typer.Typer(
     help="Size, check, export and prune a journal. Reads a directory, even while a server runs on it.",
@@ -47,10 +47,10 @@ def size(data_dir: DataDir = None, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"environments": by_environment, "total": total, "files": files}))
         return
-    table = Table("environment", *_SIZES, box=None)
+    table = Table("environment", *_SIZES)
     for name, sizes in [*sorted(by_environment.items()), ("total", total)]:
-        table.add_row(name, *(f"{sizes[key]:,}" for key in _SIZES))
-    Console().print(table)
+        table.add(name, *(f"{sizes[key]:,}" for key in _SIZES))
+    table.print()
     typer.echo("files: " + ", ".join(f"{name} {count:,}" for name, count in files.items()) + " bytes")
 
 
@@ -107,7 +107,7 @@ def salvage(
         typer.echo(json.dumps({**found.as_json(), "dry_run": dry_run}))
     else:
         for line in _salvaged(found, dry_run):
-            typer.echo(line)
+            typer.echo(printable(line))
     if found.lost:
         raise typer.Exit(1)
 

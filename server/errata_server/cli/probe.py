@@ -12,7 +12,10 @@ from typing import Annotated
 
 import typer
 
+from errata_protocol.printable import printable
+
 from ..recovery import recovery_class
+from . import answers
 from .source import DataDir, Json, Source, Url
 
 IMPOSSIBLE, UNCLEAR = 3, 4
@@ -59,18 +62,18 @@ def probe(
     if episode is not None:
         held = io.BytesIO()
         with Source(data_dir, url, eids=[episode]) as source:
-            source.bundle([episode], held.write, ancestors=False)
+            source.bundle([episode], held.write, ancestors=False, most_bytes=answers.MAX_BYTES)
         requests = of_bundle(held.getvalue().splitlines())
 
     def say(line: str) -> None:
-        print(f"errata: {line}", file=sys.stderr, flush=True)
+        print(f"errata: {printable(line)}", file=sys.stderr, flush=True)
 
     verdict = run(Plan(target, requests, steps, seed, Stated(action, observation), say))
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(verdict)))
     else:
         for line in lines(verdict):
-            typer.echo(line)
+            typer.echo(printable(line))
     if verdict.outcome is not Outcome.VERIFIED:
         raise typer.Exit(IMPOSSIBLE if verdict.outcome is Outcome.IMPOSSIBLE else UNCLEAR)
 

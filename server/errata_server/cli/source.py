@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-import httpx
 import typer
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
+from errata_protocol.bundle import MAX_HEADER_BYTES, check_header, parse_line
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import (
     ErrataError,
     InvalidRequest,
     JournalUnavailable,
     NotSupported,
+    RemoteProtocolError,
     Unauthorized,
     UnknownEpisode,
     error_from_wire,
@@ -32,14 +32,19 @@ from ..runtime.data_lock import owner_url
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from ..settings import Settings, token_in_environment
-from . import data_dirs
+from . import answers, data_dirs
 
 if TYPE_CHECKING:
     from ..episodes.episodes import Episodes
 
 T = TypeVar("T")
 _EID = re.compile(r"[A-Za-z0-9_-]{1,200}")
-_RECORDS = TypeAdapter(list[RewardRecord])
+
+
+class _DeletedEpisode(BaseModel):
+    """Answer to ``DELETE /episodes/{eid}``."""
+
+    deleted: int
 
 
 def directory(text: str) -> Path:
@@ -48,6 +53,16 @@ def directory(text: str) -> Path:
         raise typer.BadParameter("the directory is empty: is a variable unset?")
     return Path(text)
 
+
+_PAGE = TypeAdapter(EpisodePage)
+_DETAIL = TypeAdapter(EpisodeDetail)
+_RECORD = TypeAdapter(RewardRecord)
+_RECORDS = TypeAdapter(list[RewardRecord])
+_DELETED = TypeAdapter(DeletedEpisodes)
+_COUNT = TypeAdapter(_DeletedEpisode)
+
+MAX_BUNDLE_BYTES = 64 * 1024**3
+"""Largest bundle that is fetched from a server, bytes."""
 
 DataDir = Annotated[
     Path | None,
@@ -131,7 +146,7 @@ class Source:
         """
         if self._url is not None:
             params = {k: v for k, v in query.items() if v is not None}
-            return EpisodePage.model_validate_json(self._http("GET", "/episodes", params=params).content)
+            return self._http("GET", "/episodes", params=params).read(_PAGE)
         return self._local(lambda episodes: episodes.reads.page(**query, principal=self._principal))
 
     def detail(self, eid: str) -> EpisodeDetail:
@@ -141,46 +156,54 @@ class Source:
             UnknownEpisode: There is none, or it belongs to another token.
         """
         if self._url is not None:
-            return EpisodeDetail.model_validate_json(self._http("GET", _path(eid)).content)
+            return self._http("GET", _path(eid)).read(_DETAIL)
         return self._local(lambda episodes: episodes.reads.detail(eid, self._principal))
 
     def state(self, eid: str, t: int) -> tuple[bytes, str, str]:
         """Return the payload of delivery ``t``, its recorded digest and its kind."""
         if self._url is not None:
             answer = self._http("GET", f"{_path(eid)}/states/{t}")
-            return answer.content, answer.headers["etag"].strip('"'), answer.headers["x-errata-kind"]
+            return answer.content, answer.header("etag").strip('"'), answer.header("x-errata-kind")
         found = self._local(lambda episodes: episodes.reads.delivered(eid, t, self._principal))
         return found.payload, found.digest, found.kind
 
     def rewards(self, eid: str) -> list[RewardRecord]:
         """Return the late rewards of an episode."""
         if self._url is not None:
-            return _RECORDS.validate_json(self._http("GET", f"{_path(eid)}/rewards").content)
+            return self._http("GET", f"{_path(eid)}/rewards").read(_RECORDS)
         return self._local(lambda episodes: episodes.reads.rewards(eid, self._principal))
 
     def reward(self, eid: str, post: RewardPost) -> RewardRecord:
         """Add a late reward and return it as recorded."""
         if self._url is not None:
-            answer = self._http("POST", f"{_path(eid)}/rewards", json=post.model_dump())
-            return RewardRecord.model_validate_json(answer.content)
+            return self._http("POST", f"{_path(eid)}/rewards", json=post.model_dump()).read(_RECORD)
         return reward_record(asyncio.run(self.runtime.rewards.post_all(eid, [post], self._principal))[0])
 
-    def bundle(self, eids: Sequence[str], write: Callable[[bytes], object], *, ancestors: bool) -> None:
+    def bundle(
+        self,
+        eids: Sequence[str],
+        write: Callable[[bytes], object],
+        *,
+        ancestors: bool,
+        most_bytes: int = MAX_BUNDLE_BYTES,
+    ) -> None:
         """Call ``write`` with the bytes of a bundle, part by part.
 
         Args:
             eids: The episodes; at least one.
             write: Called with each part.
             ancestors: Include the episodes that they were forked from.
+            most_bytes: Largest bundle that is taken from a server, bytes.
         """
         if self._url is None:
             asyncio.run(self._write_bundle(eids, write, ancestors))
             return
         params: list[tuple[str, str]] = [("also", eid) for eid in eids[1:]]
         params.append(("ancestors", str(ancestors).lower()))
-        with self._stream(f"{_path(eids[0])}/bundle", params) as answer:
-            for part in answer.iter_bytes():
-                write(part)
+        address = self._address(f"{_path(eids[0])}/bundle")
+        checked = _AfterHeader(write, address)
+        self._checked_answer(answers.download(address, self._headers, params, checked, most_bytes))
+        checked.finish()
 
     async def _write_bundle(self, eids: Sequence[str], write: Callable[[bytes], object], ancestors: bool) -> None:
         from ..episodes.bundles import bundle
@@ -222,7 +245,7 @@ class Source:
         """
         if self._url is not None:
             body = {"eids": list(eids), "unused_only": unused_only}
-            return DeletedEpisodes.model_validate_json(self._http("POST", "/episodes/delete", json=body).content)
+            return self._http("POST", "/episodes/delete", json=body).read(_DELETED)
         return self._local(
             lambda episodes: episodes.deletion.delete_all(eids, self._principal, unused_only=unused_only)
         )
@@ -234,7 +257,7 @@ class Source:
             UnknownEpisode: There is none, or it belongs to another token.
         """
         if self._url is not None:
-            return int(self._http("DELETE", _path(eid)).json()["deleted"])
+            return self._http("DELETE", _path(eid)).read(_COUNT).deleted
         return self._local(lambda episodes: episodes.deletion.delete(eid, self._principal))
 
     def _local(self, work: Callable[[Episodes], Awaitable[T]]) -> T:
@@ -248,19 +271,11 @@ class Source:
 
         return asyncio.run(call())
 
-    def _http(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        return self._checked_answer(self._ask(method, path, **kwargs))
+    def _http(self, method: str, path: str, **request: Any) -> answers.Answer:
+        return self._checked_answer(self._ask(method, path, **request))
 
-    @contextlib.contextmanager
-    def _stream(self, path: str, params: Any) -> Iterator[httpx.Response]:
-        """Make a GET request and yield its response, whose body is not read; raises as `_checked_answer`."""
-        try:
-            with httpx.stream("GET", self._address(path), params=params, headers=self._headers, timeout=60) as answer:
-                if answer.is_error:
-                    answer.read()
-                yield self._checked_answer(answer)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._no_answer(error) from error
+    def _ask(self, method: str, path: str, **request: Any) -> answers.Answer:
+        return answers.ask(method, self._address(path), self._headers, **request)
 
     def _address(self, path: str) -> str:
         if self._url is None:
@@ -271,40 +286,26 @@ class Source:
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
-    def _no_answer(self, error: Exception) -> JournalUnavailable:
-        return JournalUnavailable(f"no answer from {self._url}: {error}; is the server running?")
-
-    def _checked_answer(self, answer: httpx.Response) -> httpx.Response:
-        """Return an HTTP response; raise the error that its status or body means."""
-        if answer.status_code == 401 and self._token is None:
+    def _checked_answer(self, answer: answers.Answer) -> answers.Answer:
+        """Return an answer of success; raise the error that its status or body means."""
+        if answer.status == 401 and self._token is None:
             raise Unauthorized(f"{self._url} needs a token: set ERRATA_TOKEN")
-        if answer.status_code == 401:
+        if answer.status == 401:
             raise Unauthorized(f"{self._url} refused the token in ERRATA_TOKEN: set one of the server's")
-        if answer.status_code == 404 and not _has_code(answer) and self._is_errata():
+        if answer.status == 404 and not _has_code(answer) and self._is_errata():
             raise NotSupported(
                 f"{self._url} is in production mode, which serves no episodes: read its journal on its machine "
                 "with --data-dir"
             )
-        if answer.is_error:
+        if not answer.is_success:
             raise _error_of(answer)
         return answer
-
-    def _ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        """Make an HTTP request, once, and return the response, whatever its status.
-
-        Raises:
-            JournalUnavailable: The server cannot be reached, or sent nothing for 60 s.
-        """
-        try:
-            return httpx.request(method, self._address(path), headers=self._headers, timeout=60, **kwargs)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._no_answer(error) from error
 
     def _is_errata(self) -> bool:
         """Return whether the capabilities at the URL are those of an Errata server."""
         try:
             capabilities = self._ask("GET", "/capabilities").json()
-        except ValueError:
+        except RemoteProtocolError:
             return False
         if not isinstance(capabilities, dict):
             return False
@@ -312,6 +313,49 @@ class Source:
         return isinstance(each, dict) and any(
             isinstance(one, dict) and one.get("protocol") == PROTOCOL_NAME for one in each.values()
         )
+
+
+class _AfterHeader:
+    """Passes a bundle on once its first line is there and is a header, so that nothing else is downloaded for long.
+
+    Args:
+        write: Called with each part.
+        address: URL of the bundle, for errors.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], address: str) -> None:
+        self._write = write
+        self._address = address
+        self._held: bytearray | None = bytearray()
+
+    def __call__(self, part: bytes) -> None:
+        """Pass a part on, or keep it until the header is whole.
+
+        Raises:
+            RemoteProtocolError: There is another first line than a header.
+        """
+        if self._held is None:
+            self._write(part)
+            return
+        self._held += part
+        if b"\n" in part or not self._held.startswith(b"{") or len(self._held) > MAX_HEADER_BYTES:
+            self._demand_header(bytes(self._held.partition(b"\n")[0]))
+            self._write(bytes(self._held))
+            self._held = None
+
+    def finish(self) -> None:
+        """Raise RemoteProtocolError if the answer ended before its first line."""
+        if self._held is not None:
+            self._demand_header(bytes(self._held))
+            self._write(bytes(self._held))
+
+    def _demand_header(self, line: bytes) -> None:
+        try:
+            check_header(parse_line(line))
+        except (ValueError, InvalidRequest) as error:
+            raise RemoteProtocolError(
+                f"{self._address} did not answer with a bundle ({error}): check the URL"
+            ) from error
 
 
 def _holds(directory: Path, eid: str) -> bool:
@@ -330,8 +374,12 @@ def _checked(url: str) -> str:
     Raises:
         InvalidRequest: It is not.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    try:
+        parts = urlsplit(url)
+        is_http = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # of the host or of the port
+        is_http = False
+    if not is_http:
         raise InvalidRequest(f"--url takes http://HOST:PORT or https://HOST, not {url!r}")
     return url
 
@@ -347,16 +395,16 @@ def _path(eid: str) -> str:
     return f"/episodes/{eid}"
 
 
-def _has_code(answer: httpx.Response) -> bool:
-    """Return whether the body of a response is a JSON object with an error code."""
+def _has_code(answer: answers.Answer) -> bool:
+    """Return whether the body of an answer is a JSON object with an error code."""
     try:
         body = answer.json()
-    except ValueError:
+    except RemoteProtocolError:
         return False
     return isinstance(body, dict) and "code" in body
 
 
-def _error_of(answer: httpx.Response) -> ErrataError:
+def _error_of(answer: answers.Answer) -> ErrataError:
     if _has_code(answer):
         return error_from_wire(answer.json())
-    return JournalUnavailable(f"{answer.request.url}: HTTP {answer.status_code}; is it an Errata server?")
+    return JournalUnavailable(f"{answer.url}: HTTP {answer.status}; is it an Errata server?")

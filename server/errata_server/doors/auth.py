@@ -14,6 +14,7 @@ import ipaddress
 import json
 import logging
 import re
+from collections import Counter
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -90,6 +91,10 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
+            names = Counter(k.lower() for k, _ in scope["headers"])
+            if repeated := next((name for name in _ONCE if names[name] > 1), None):
+                await _refuse(scope, receive, send, *_repeated(repeated.decode()))
+                return
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             peer = (scope.get("client") or ("", 0))[0]
             not_local = self._refuse_remote(peer, headers)
@@ -174,6 +179,16 @@ _WRONG_TOKEN: Refusal = (401, "UNAUTHORIZED", "the token is not this server's, o
 
 _NOT_YOUR_PAGES: Refusal = (403, "FORBIDDEN", "the web interface is one session, which belongs to the first token")
 
+_ONCE = (b"authorization", b"host", b"origin", b"sec-fetch-mode", b"sec-fetch-site")
+"""Headers that decide who may do what. With two of one, this server and a proxy before it could read another each."""
+
+
+def _repeated(name: str) -> Refusal:
+    """Return the refusal of a request with a header of `_ONCE` twice."""
+    message = f"the header {name} is there more than once: send one"
+    return (401, "UNAUTHORIZED", message) if name == "authorization" else (403, "FORBIDDEN", message)
+
+
 _PAGES = re.compile(r"/(web|ws/ui)(/|$)")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
 
@@ -204,7 +219,9 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, code:
     if scope["type"] == "websocket":
         await receive()
         if "websocket.http.response" not in scope.get("extensions", {}):
-            await send({"type": "websocket.close", "code": 1008, "reason": message[:120]})
+            await send(
+                {"type": "websocket.close", "code": 1008, "reason": message.encode()[:120].decode(errors="ignore")}
+            )
             return
         prefix = "websocket.http"
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -67,11 +67,13 @@ def register(
         return _json(capabilities())
 
     @app.get("/ready", tags=["Errata"])
-    async def get_ready() -> Response:
+    async def get_ready(request: Request) -> Response:
         reasons = runtime.readiness.reasons()
-        if not reasons:
-            return _json({"status": "ready", "reasons": []})
-        return _json({"status": "unavailable", "reasons": reasons}, 503)
+        # Without its token a server with tokens tells a number only.
+        may_know = principal(request) is not None or not runtime.settings.tokens
+        unusable = await runtime.readiness.unusable(details=may_know)
+        status = {"status": "unavailable" if reasons else "ready", "reasons": reasons}
+        return _json({**status, "unusable": unusable} if unusable else status, 503 if reasons else 200)
 
     @app.get("/metrics", tags=["Errata"])
     async def get_metrics() -> Response:

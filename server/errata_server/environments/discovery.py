@@ -8,6 +8,7 @@ cache file and finds clients only.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, distributions, entry_points
@@ -17,10 +18,17 @@ from typing import Any
 import yaml
 
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.printable import printable
+
+from ..input_files import FileRefused, read_file
+
+log = logging.getLogger("errata.server")
 
 GROUP = "errata.environments"
 MANIFEST = "openenv.yaml"
 CONVENTION = "server.app:app"
+_MAX_BYTES = 64 * 1024
+_MAX_DEPTH = 32
 _NO_ENVIRONMENTS = frozenset({"openenv-core", "openenv-errata"})
 
 
@@ -53,7 +61,11 @@ def packages() -> dict[str, Package]:
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         if name.startswith("openenv-") and name not in _NO_ENVIRONMENTS:
             module = name.removeprefix("openenv-").replace("-", "_")
-            package = importable(module)
+            try:
+                package = importable(module)
+            except InvalidRequest as error:  # one bad package hides no other
+                log.warning("environment package %s: %s", name, printable(error.message))
+                continue
             if package is not None:
                 found[module] = package
     return found
@@ -106,9 +118,26 @@ def package_at(directory: Path) -> Package | None:
 
 def _read(manifest: Path) -> dict[str, Any]:
     try:
-        stated = yaml.safe_load(manifest.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = read_file(manifest, _MAX_BYTES).decode()
+        _check_structure(text)
+        stated = yaml.safe_load(text)
+    except (FileRefused, OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidRequest(f"cannot read {manifest}: {' '.join(str(error).split())}") from error
     if not isinstance(stated, dict):
         raise InvalidRequest(f"{manifest} is not a mapping of names to values")
     return stated
+
+
+def _check_structure(text: str) -> None:
+    """Check a manifest before it is made into values, which can be exponentially larger than its text.
+
+    Raises:
+        yaml.YAMLError: It is nested too deeply, or has an alias.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise yaml.YAMLError(f"nested deeper than {_MAX_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("an alias (*name): write the value out")

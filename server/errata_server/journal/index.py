@@ -138,7 +138,14 @@ class Tally(NamedTuple):
 
 
 def connect(path: Path, flags: int = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE) -> apsw.Connection:
-    """Open an index."""
+    """Open an index.
+
+    Raises:
+        apsw.Error: It cannot be opened.
+        apsw.NotADBError: Something else than a regular file has its name: SQLite would wait for a FIFO's writer.
+    """
+    if path.exists() and not path.is_file():
+        raise apsw.NotADBError(f"{path} is not a regular file")
     db = apsw.Connection(str(path), flags=flags)
     db.set_busy_timeout(5000)
     db.execute("PRAGMA wal_autocheckpoint=0").fetchall()

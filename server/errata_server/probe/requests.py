@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from errata_protocol.bounded_json import decode
 from errata_protocol.bundle import DeliveryRecord, FailureRecord, parse_line
 from errata_protocol.errors import InvalidRequest
 
+from ..input_files import read_file
+
 Kind = Literal["reset", "step", "mcp"]
+_MAX_BYTES = 64 * 1024**2
 _KINDS: tuple[Kind, ...] = ("reset", "step", "mcp")
 
 
@@ -38,11 +41,11 @@ def recorded(file: Path) -> list[Request]:
         InvalidRequest: A line is not a JSON object, or the file has no request.
         OSError: The file cannot be read.
     """
-    found = [
-        _line(line, f"{file}, line {number}")
-        for number, line in enumerate(file.read_text().splitlines(), 1)
-        if line.strip()
-    ]
+    try:
+        text = read_file(file, _MAX_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file} is not UTF-8: {error}") from error
+    found = [_line(line, f"{file}, line {number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not found:
         raise InvalidRequest(f"{file} holds no actions: give one JSON object a line")
     return found
@@ -50,7 +53,7 @@ def recorded(file: Path) -> list[Request]:
 
 def _line(line: str, where: str) -> Request:
     try:
-        value = json.loads(line)
+        value = decode(line)
     except ValueError as error:
         raise InvalidRequest(f"{where} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -65,15 +68,25 @@ def of_bundle(lines: Iterable[bytes]) -> list[Request]:
     """Return the resets, steps and MCP calls of a bundle's episodes in order, including those that failed.
 
     Raises:
-        InvalidRequest: There are none.
+        InvalidRequest: There are none, or a line or a request cannot be read.
     """
     found: list[Request] = []
-    for line in lines:
-        record = parse_line(line)
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse_line(line)
+        except ValueError as error:
+            raise InvalidRequest(f"line {number} of the bundle cannot be read: {error}") from error
         if not isinstance(record, DeliveryRecord | FailureRecord) or record.kind not in ("reset", "step", "mcp"):
             continue
-        data = json.loads(record.request_bytes)
-        found.append(Request("mcp", data.get("params") or {}) if record.kind == "mcp" else Request(record.kind, data))
+        try:
+            data = decode(record.request_bytes)
+        except ValueError as error:
+            raise InvalidRequest(f"a request of the episode is not JSON: {error}") from error
+        if record.kind == "mcp" and isinstance(data, dict):
+            data = data.get("params") or {}
+        if not isinstance(data, dict):
+            raise InvalidRequest(f"a request of the episode is not a JSON object: {type(data).__name__}")
+        found.append(Request(record.kind, data))
     if not found:
         raise InvalidRequest("the episode has no requests that can be played again")
     return found

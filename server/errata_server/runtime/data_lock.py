@@ -13,6 +13,11 @@ from errata_protocol.errors import JournalUnavailable
 _WAYS = "--data-dir, data_dir= or ERRATA_DATA_DIR"
 
 
+def resolved(directory: Path) -> Path:
+    """Return the absolute path of a data directory, without links; where they lead in a circle, `lock` refuses it."""
+    return Path(os.path.realpath(directory.expanduser()))  # Path.resolve would raise RuntimeError before Python 3.13
+
+
 def lock(directory: Path) -> int:
     """Lock the data directory for this process; the kernel releases it when the process ends, in whatever way.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from ..settings import Settings
+from .data_lock import resolved
 from .runtime import Runtime
 
 _PER_APPLICATION = ("token", "allowed_hosts")
@@ -30,7 +31,7 @@ class RuntimeRegistry:
         """
         if settings.data_dir is None:
             return Runtime(settings)
-        directory = settings.data_dir.expanduser().resolve()
+        directory = resolved(settings.data_dir)
         with self._guard:
             found = self._runtimes.get(directory)
             if found is None:

@@ -21,7 +21,7 @@ from ..sandbox import registry as sandbox_registry
 from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
 from .capacity import PrincipalQuotas
-from .data_lock import lock
+from .data_lock import lock, resolved
 from .hash_seed import HashSeeds
 from .live_sessions import LiveSessions
 from .metrics import Metrics
@@ -94,7 +94,7 @@ class Runtime:
         self.settings = settings
         self.ids = ids or Ids()
         self.clock = clock or Clock()
-        self.data_dir = settings.data_dir.expanduser().resolve() if settings.data_dir is not None else None
+        self.data_dir = resolved(settings.data_dir) if settings.data_dir is not None else None
         self.threads: Threads = threads or OsThreads(settings.max_threads, settings.max_written_off, self.clock)
         self.metrics = Metrics()
         self.store = Store(self.data_dir, floor_bytes=settings.disk_floor_bytes, wait_s=settings.journal_wait_s)

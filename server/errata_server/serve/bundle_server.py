@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import bisect
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
-from errata_protocol.bundle import BundledEpisode, DeliveryRecord, index_bundle, parse_line
+from errata_protocol.bundle import BundledEpisode, DeliveryRecord, bundle_lines, index_bundle, parse_line
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
 from errata_protocol.payload import digest
+from errata_protocol.printable import printable
 from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, RewardRecord
 
 from ..doors import http_routes
 from ..doors.auth import guard
 from ..episodes.interface import Delivered
+from ..input_files import open_regular
 from ..runtime.ownership import missing_delivery
+from ..runtime.readiness import listed_without_details
 from ..settings import Settings
 from .server import Bind, checked_settings, run_read_only
 
@@ -30,19 +33,28 @@ class Archive:
         files: Bundle files. If several have an episode, it is taken from the last file in the list: an earlier export
             of a running episode may hold less of it.
 
+    Attributes:
+        broken: Why a file cannot be used, by its name: it is not a bundle, has another version, or is damaged.
+
     Raises:
-        InvalidRequest: A file is not a bundle, has another version, or is damaged.
-        OSError: A file cannot be read.
+        InvalidRequest: None of the files can be used; the message is that of the first.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._episodes: dict[str, tuple[Path, BundledEpisode]] = {}
+        self.broken: dict[str, str] = {}
         for file in files:
             try:
-                with file.open("rb") as lines:
-                    self._episodes |= {eid: (file, episode) for eid, episode in index_bundle(lines).items()}
+                with open_regular(file) as lines:
+                    found = index_bundle(bundle_lines(lines))
             except InvalidRequest as error:
-                raise InvalidRequest(f"{file}: {error.message}") from error
+                self.broken[str(file)] = printable(f"{file}: {error.message}")
+            except OSError as error:
+                self.broken[str(file)] = printable(f"{file}: {error.strerror or error}")
+            else:
+                self._episodes |= {eid: (file, episode) for eid, episode in found.items()}
+        if len(self.broken) == len(set(map(str, files))):
+            raise InvalidRequest(next(iter(self.broken.values()), "name a bundle"))
         self._newest = sorted(self._episodes.values(), key=lambda held: -held[1].record.created)
 
     def __len__(self) -> int:
@@ -123,10 +135,10 @@ class Archive:
         if t not in episode.places:
             raise missing_delivery(eid, t, episode.turns[-1].t if episode.turns else None)
         offset, length = episode.places[t]
-        with file.open("rb") as lines:
+        with open_regular(file) as lines:
             lines.seek(offset)
             held = lines.read(length)
-        turn = episode.turns[bisect.bisect_left(episode.turns, t, key=lambda turn: turn.t)]
+        turn = episode.turn_at[t]
         try:
             record = parse_line(held)
         except ValueError:
@@ -156,8 +168,11 @@ def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False)
         return {"status": "healthy"}
 
     @app.get("/ready", tags=["Errata"])
-    async def ready() -> dict[str, Any]:
-        return {"status": "ready", "reasons": []}
+    async def ready(request: Request) -> dict[str, Any]:
+        unusable = {"bundles": list(archive.broken.values())} if archive.broken else {}
+        if http_routes.principal(request) is None and settings.tokens:
+            unusable = listed_without_details(unusable)
+        return {"status": "ready", "reasons": [], **({"unusable": unusable} if unusable else {})}
 
     http_routes.register_reads(app, archive)
     http_routes.answer_errors(app)
@@ -171,9 +186,11 @@ def serve_archive(files: Sequence[Path], bind: Bind) -> None:
     Raises:
         InvalidRequest: See `Archive`; or other machines could use the server without a token, or the address cannot be
             listened on.
-        OSError: A file cannot be read.
     """
     settings = checked_settings(Settings(), bind)
     archive = Archive(files)
+    for why in archive.broken.values():
+        print(f"errata: not served: {why}", file=sys.stderr)
     app = archive_app(archive, settings, insecure=bind.insecure)
-    run_read_only(app, bind, f"{len(archive)} episodes of {', '.join(str(file) for file in files)}, read-only")
+    served = ", ".join(str(file) for file in files if str(file) not in archive.broken)
+    run_read_only(app, bind, f"{len(archive)} episodes of {served}, read-only")

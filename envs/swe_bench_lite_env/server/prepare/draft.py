@@ -63,6 +63,9 @@ print(json.dumps({"specs": c.MAP_REPO_VERSION_TO_SPECS, "files": getattr(c, "MAP
 """
 
 
+_MAX_PROJECT = 32 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A recipe that was guessed.
@@ -272,8 +275,8 @@ def _requirements(files: _Repository | None, notes: list[str]) -> list[str]:
     text = files.read("pyproject.toml")
     if text:
         try:
-            found += tomllib.loads(text).get("project", {}).get("dependencies", [])
-        except tomllib.TOMLDecodeError:
+            found += _of_project(text)
+        except (ValueError, RecursionError):
             notes.append("pyproject.toml cannot be read")
     text = files.read("setup.cfg")
     if text:
@@ -295,11 +298,25 @@ def _requirements(files: _Repository | None, notes: list[str]) -> list[str]:
     return [line.strip() for line in found if line.strip() and not line.strip().startswith(("#", "-"))]
 
 
+def _of_project(text: str) -> list[str]:
+    """Return the dependencies in a pyproject.toml.
+
+    Raises:
+        ValueError: It cannot be read.
+        RecursionError: It is nested too deeply.
+    """
+    if len(text) > _MAX_PROJECT:  # tomllib takes time with the square of a dotted key's parts
+        raise ValueError("it is too large")
+    project = tomllib.loads(text).get("project")
+    named = project.get("dependencies") if isinstance(project, dict) else None
+    return [item for item in named if isinstance(item, str)] if isinstance(named, list) else []
+
+
 def _of_setup(text: str) -> list[str]:
     """Return ``install_requires`` of a setup.py where it is written out."""
     try:
         tree = ast.parse(text)
-    except SyntaxError:
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         return []
     lists: dict[str, list[str]] = {}
     for node in ast.walk(tree):
@@ -315,7 +332,7 @@ def _of_setup(text: str) -> list[str]:
         ):
             try:
                 read = ast.literal_eval(value)
-            except ValueError:
+            except (ValueError, TypeError, MemoryError, RecursionError):
                 continue
             lists[name] = [item for item in read if isinstance(item, str)] if isinstance(read, list | tuple) else []
     return next((found for found in lists.values() if found), [])

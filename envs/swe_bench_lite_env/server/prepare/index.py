@@ -10,7 +10,6 @@ import base64
 import configparser
 import hashlib
 import html
-import json
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ import ssl
 import sys
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -30,6 +30,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 from urllib.response import addinfourl
 
+from errata_protocol.bounded_json import decode
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest
 
 log = logging.getLogger("errata.swe")
@@ -39,8 +40,15 @@ SOCKET = "index.sock"
 
 _TRIES = 4
 _TIMEOUT_S = 60.0
+_TOTAL_S = 600.0
+_MIN_BYTES_PER_S = 10_000
+_MAX_PAGE_BYTES = 256 * 1024**2
+_MAX_FILE_BYTES = 8 * 1024**3
 _CHUNK = 1024**2
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2, */*;q=0.1"
+_FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}")
+"""Names of files: they become names in the cache."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz", ".tar.xz", ".egg")
 
 
@@ -174,7 +182,7 @@ class PackageIndex:
         try:
             with os.fdopen(handle, "wb") as file, self._open(link.url) as answer:
                 digest = hashlib.sha256()
-                while chunk := answer.read(_CHUNK):
+                for chunk in _parts(answer, _MAX_FILE_BYTES):
                     digest.update(chunk)
                     file.write(chunk)
             if link.sha256 and digest.hexdigest() != link.sha256:
@@ -239,7 +247,8 @@ class PackageIndex:
             return _html_links(path.read_text("utf-8", "replace"), url)
         try:
             with self._open(url) as answer:
-                content, kind, base = answer.read(), answer.headers.get_content_type(), answer.geturl()
+                content = b"".join(_parts(answer, _MAX_PAGE_BYTES))
+                kind, base = answer.headers.get_content_type(), answer.geturl()
         except urllib.error.HTTPError as error:
             if error.code in (403, 404, 410) and not needed:
                 return []
@@ -253,13 +262,35 @@ class PackageIndex:
             return _json_links(content, base)
         return _html_links(content.decode("utf-8", "replace"), base)
 
+    def _answer(self, request: urllib.request.Request) -> addinfourl:
+        """Return the answer to a request once its headers are there.
+
+        In a thread, because headers may come byte by byte, and the timeout of a socket is that of each read.
+        """
+        made: list[addinfourl | BaseException] = []
+
+        def opened() -> None:
+            try:
+                made.append(self._opener.open(request, timeout=_TIMEOUT_S))
+            except BaseException as error:
+                made.append(error)
+
+        thread = threading.Thread(target=opened, name="errata-index-request", daemon=True)
+        thread.start()
+        thread.join(2 * _TIMEOUT_S)
+        if not made:
+            raise TimeoutError(f"no answer within {2 * _TIMEOUT_S:.0f} s")
+        if isinstance(made[0], BaseException):
+            raise made[0]
+        return made[0]
+
     @contextmanager
     def _open(self, url: str) -> Iterator[addinfourl]:
         url, authorization = _without_password(url)
         request = urllib.request.Request(url, headers={"Accept": _ACCEPT, "User-Agent": "errata", **authorization})
         for attempt in range(1, _TRIES + 1):
             try:
-                answer = self._opener.open(request, timeout=_TIMEOUT_S)
+                answer = self._answer(request)
                 break
             except urllib.error.HTTPError as error:
                 if error.code < 500 or attempt == _TRIES:
@@ -270,6 +301,22 @@ class PackageIndex:
             threading.Event().wait(2.0**attempt / 4)
         with answer:
             yield answer
+
+
+def _parts(answer: addinfourl, most: int) -> Iterator[bytes]:
+    """Yield the body of an answer, part by part as it comes.
+
+    Raises:
+        OSError: It is larger than ``most`` bytes, or comes too slowly: the timeout of a socket is that of each read.
+    """
+    began, size = time.monotonic(), 0
+    while part := answer.read1(_CHUNK):  # of the file that it wraps
+        size += len(part)
+        if size > most:
+            raise OSError(f"it has more than {most:,} bytes")
+        if time.monotonic() - began > _TOTAL_S + size / _MIN_BYTES_PER_S:
+            raise TimeoutError(f"only {size:,} bytes came in {_TOTAL_S:.0f} s")
+        yield part
 
 
 @contextmanager
@@ -392,7 +439,7 @@ def _html_links(text: str, url: str) -> list[Link]:
     for values in parser.found:
         target, fragment = urldefrag(urljoin(base, values["href"] or ""))
         name = unquote(urlsplit(target).path.rpartition("/")[2])
-        if name.endswith(_ARCHIVES):
+        if _FILENAME.fullmatch(name) and name.endswith(_ARCHIVES):
             digest = re.search(r"(?:^|&)sha256=([0-9a-f]{64})", fragment)
             asks, yanked = values.get("data-requires-python") or "", "data-yanked" in values
             reason = (values.get("data-yanked") or "") if yanked else None
@@ -402,18 +449,20 @@ def _html_links(text: str, url: str) -> list[Link]:
 
 def _json_links(content: bytes, url: str) -> list[Link]:
     try:
-        files = json.loads(content)["files"]
+        files = decode(content)["files"]
         links = []
         for file in files:
-            if file["filename"].endswith(_ARCHIVES):
+            if _FILENAME.fullmatch(file["filename"]) and file["filename"].endswith(_ARCHIVES):
                 yanked = file.get("yanked") or None
                 reason = yanked if isinstance(yanked, str) else "" if yanked else None
                 digest = (file.get("hashes") or {}).get("sha256", "")
+                if digest and not _SHA256.fullmatch(digest):
+                    raise ValueError(f"the sha256 of {file['filename']} is {digest[:80]!r}")
                 asks = file.get("requires-python") or ""
                 when = file.get("upload-time") or ""
                 links.append(Link(file["filename"], urljoin(url, file["url"]), digest, asks, reason, when))
         return links
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IndexFailed(f"the package index {_shown(url)} answers JSON that is not PEP 691's: {error}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from errata_protocol.errors import SandboxUnavailable
+from errata_protocol.printable import printable
 from errata_server.sandbox import registry
 from errata_server.sandbox.base import Backend
 from errata_server.settings import Settings
@@ -28,6 +30,7 @@ nothing, such as deleting everything, have to be worth 0. A server refuses a loc
 def main(arguments: Sequence[str]) -> int:
     """Return the exit status: 0 where all tasks passed, 1 where one did not, 2 for wrong options."""
     options = _parser().parse_args(arguments)
+    logging.getLogger("errata.terminal").setLevel(logging.CRITICAL)  # what is broken is printed below
     if options.write:
         options.again = options.bundled = True
     if not options.directories and not options.bundled:
@@ -37,13 +40,13 @@ def main(arguments: Sequence[str]) -> int:
     if not tasks and not broken:
         _say(f"no tasks below {', '.join(map(str, options.directories))}: a task is a directory with task.toml")
         return 2
-    results = asyncio.run(_run(tasks, options))
+    results = asyncio.run(_run(tasks, options)) if tasks else []
     if options.json:
         unread = [{"task": name, "problems": [why]} for name, why in broken.items()]
         print(json.dumps([*(result.record() for result in results), *unread]))
     else:
         for why in broken.values():
-            print(f"FAILED {why}")
+            print(f"FAILED {printable(why)}")
         passed = sum(_passed(result, options) for result in results)
         print(f"{passed} of {len(results) + len(broken)} passed")
     if options.write and not broken:
@@ -109,9 +112,9 @@ async def _checked(backend: Backend, task: Task, options: argparse.Namespace) ->
     if not options.json:
         print(f"{'passed' if _passed(result, options) else 'FAILED'} {task.id}{' (known)' if known else ''}")
         for problem in result.problems:
-            print(f"       {problem}")
+            print(f"       {printable(problem)}")
         for warning in result.warnings:
-            print(f"       warning: {warning}")
+            print(f"       warning: {printable(warning)}")
         sys.stdout.flush()
     return result
 
