@@ -27,7 +27,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -407,22 +407,22 @@ def _digest(root: Path, parts: Iterable[str], names: Iterable[str]) -> str:
                 digest.update(os.fsencode(path.readlink()))
             elif stat.S_ISREG(mode):
                 content = hashlib.sha256()
-                _feed(content, path)
+                _feed(content.update, path)
                 digest.update(content.digest())
     for name in names:
         path = root / name
         if path.is_file():
-            _feed(digest, path)
+            _feed(digest.update, path)
         else:
             digest.update(b"\0")
     return f"sha256:{digest.hexdigest()}"
 
 
-def _feed(digest: hashlib._Hash, path: Path) -> None:
-    """Add the content of a file to a digest, part by part."""
+def _feed(update: Callable[[bytes], None], path: Path) -> None:
+    """Give the content of a file to a function, part by part."""
     with open_regular(path, follow=False) as file:
         while part := file.read(_PART_BYTES):
-            digest.update(part)
+            update(part)
 
 
 def task_roots(directory: Path, broken: dict[str, str] | None = None) -> list[Path]:
