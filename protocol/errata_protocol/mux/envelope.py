@@ -35,6 +35,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..errors import FrameTooLarge, InvalidEnvelope, RemoteProtocolError, Unparsable
+from ..names import SESSION
 from ..payload import DIGEST_PREFIX
 
 MAX_ID = 2**53 - 1
@@ -116,12 +117,11 @@ _SERVER_MANY = msgspec.json.Decoder(list[ServerEnvelope])
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _LEVELS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_SID = re.compile(r"[A-Za-z0-9_-]{21,128}")
 
 
 def is_sid(text: str) -> bool:
     """Return whether ``text`` has the form of a session id or key."""
-    return _SID.fullmatch(text) is not None
+    return SESSION.matches(text)
 
 
 def depth(data: bytes) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -25,6 +24,7 @@ from errata_protocol.errors import (
     UnknownEpisode,
     error_from_wire,
 )
+from errata_protocol.names import EPISODE
 from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord
 
 from ..doors.auth import principal_of
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ..episodes.episodes import Episodes
 
 T = TypeVar("T")
-_EID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _RECORDS = TypeAdapter(list[RewardRecord])
 
 
@@ -343,7 +342,7 @@ def _path(eid: str) -> str:
     Raises:
         UnknownEpisode: ``eid`` has characters that no id has, with which the path could lead elsewhere.
     """
-    if not _EID.fullmatch(eid):
+    if not EPISODE.matches(eid):
         raise UnknownEpisode(eid)
     return f"/episodes/{eid}"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
+from errata_protocol.names import DIGEST_ID
 
 from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
 from ..shell_state import ShellState
@@ -27,7 +27,6 @@ log = logging.getLogger("errata.sandbox")
 
 SPARE = 2
 _HEARTBEAT_S = 10.0
-_IMAGE_ID = re.compile(r"[0-9a-f]{64}")
 _NOTES = (
     "a snapshot is a commit of the container (some 0.1 s): take one for grading and forks, not for each step",
     "inodes are not limited, and disk is counted twice a second: an engine on ext4 has no quotas",
@@ -146,7 +145,7 @@ class DockerBackend(Backend):
                 raise SandboxFailed(f"layer {ref.id[:12]} is not there: it was collected or belongs to another server")
             base, workdir = record.base, record.workdir
         else:
-            if not _IMAGE_ID.fullmatch(ref.id):
+            if not DIGEST_ID.matches(ref.id):
                 raise SandboxFailed(f"base {ref.id!r} is not an image: it belongs to another backend")
             base, workdir = f"sha256:{ref.id}", WORKSPACE
         await self._base_container(base)
@@ -166,7 +165,7 @@ class DockerBackend(Backend):
         """
         if base not in self._images:
             name = base if "/" in base or ":" in base else f"errata/base:{base}"
-            if _IMAGE_ID.fullmatch(base):  # an id that a snapshot of kind "base" has
+            if DIGEST_ID.matches(base):  # an id that a snapshot of kind "base" has
                 name = f"sha256:{base}"
             kind = Kind.of(name, self.limits)
             try:
