@@ -16,7 +16,7 @@ from errata_protocol.names import DIGEST_ID
 from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
 from ..shell_state import ShellState
 from ..spec import WORKSPACE, SandboxSpec
-from .broker import Broker, BrokerRefused
+from .broker import WAIT_S, Broker, BrokerRefused
 from .containers import ContainerPool, Kind
 from .layer_records import LayerRecord, LayerRecords
 from .program import DEFAULT_HOME
@@ -43,11 +43,20 @@ class DockerBackend(Backend):
         broker: The broker's socket for this server.
         limits: Limits of sandboxes that are opened without limits.
         spare: Number of started containers to keep ready.
+        wait_s: How long a request waits for a broker that is restarted or busy, in seconds.
     """
 
-    def __init__(self, directory: Path, broker: Path, *, limits: Limits | None = None, spare: int = SPARE) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        broker: Path,
+        *,
+        limits: Limits | None = None,
+        spare: int = SPARE,
+        wait_s: float = WAIT_S,
+    ) -> None:
         self.live: dict[str, DockerSandbox] = {}
-        self.broker = Broker(broker)
+        self.broker = Broker(broker, wait_s)
         self.containers = ContainerPool(self.broker, spare)
         self.records = LayerRecords(directory / "layers")
         self.limits = limits or Limits()
@@ -64,7 +73,7 @@ class DockerBackend(Backend):
             if self._info is not None:
                 return self._info
             try:
-                found = await self.broker.call("ping", timeout_s=15.0)
+                found = await self.broker.call("ping", timeout_s=15.0, wait_s=0.0)
                 listed = await self.broker.call("list")
             except BrokerRefused as error:
                 raise SandboxUnavailable(error.message) from error
@@ -86,7 +95,7 @@ class DockerBackend(Backend):
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             with contextlib.suppress(SandboxFailed, SandboxUnavailable):
-                await self.broker.call("ping", timeout_s=15.0)  # updates `trouble`
+                await self.broker.call("ping", timeout_s=15.0, wait_s=0.0)  # updates `trouble`
 
     @property
     def running(self) -> int:
@@ -190,7 +199,7 @@ class DockerBackend(Backend):
             self._base_containers[image] = asyncio.ensure_future(self.containers.create(Kind.of(image, self.limits)))
         try:
             return await asyncio.shield(self._base_containers[image])
-        except BrokerRefused:
+        except (SandboxFailed, SandboxUnavailable):  # the next one tries again
             self._base_containers.pop(image, None)
             raise
 
