@@ -19,8 +19,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the broker until SIGTERM or SIGINT.
 
     Returns:
-        The exit status: 0, or 1 if the docker SDK is missing, the engine's address is not a unix socket, or too few
-        open files are allowed.
+        The exit status: 0, or 1 if the docker SDK is missing, the engine's address is not a unix socket, too few open
+        files are allowed, or a socket cannot be made.
     """
     options = _parser().parse_args(list(argv))
     try:
@@ -50,7 +50,11 @@ def main(argv: Sequence[str]) -> int:
     if (missing := _missing_descriptors(len(owners) * (IDLE + 3 * policy.connections))) is not None:
         print(f"errata sandboxd: {missing}", file=sys.stderr)
         return 1
-    services = [(Service(path, policy, owner, options.mode, options.group), path) for owner, path in owners]
+    try:
+        services = [(Service(path, policy, owner, options.mode, options.group), path) for owner, path in owners]
+    except (OSError, LookupError, ValueError, OverflowError) as error:  # a path, group or mode that cannot be
+        print(f"errata sandboxd: no socket can be made: {error}: correct --serve, --group or --mode", file=sys.stderr)
+        return 1
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

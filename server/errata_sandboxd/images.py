@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     except ImageError as error:
         print(f"errata image: {error}", file=sys.stderr)
         return 1
-    except errors.DockerException as error:
+    except (errors.DockerException, OSError, ValueError) as error:  # ValueError: an address that is none
         print(f"errata image: engine {options.engine}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(done, indent=1) if options.json else options.text(done))

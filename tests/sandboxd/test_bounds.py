@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from errata_sandboxd import engine_client, lines, service
+from errata_sandboxd import cli, engine_client, lines, service
 from errata_sandboxd.service import Service
 from errata_sandboxd.spool import Spool
 
@@ -380,3 +380,27 @@ def test_a_new_broker_takes_the_socket_over_and_the_old_one_leaves_it(
     assert Attacker(place / "owner").ok("ping")["engine"] == "fake"
     assert (place / "owner").stat().st_mode & 0o777 == 0o660
     assert not list(place.glob(".*.new"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--group", "../no-such-group"],
+        ["--mode", "7777777777777777777777"],
+        ["--serve", "owner=" + "a" * 200],
+        ["--serve", "owner=/dev/null/socket"],
+        ["--serve", "owner=a\0b"],
+        ["--connections", "100000000"],
+    ],
+    ids=lambda wrong: wrong[0] + ascii(wrong[1])[:20],
+)
+def test_what_no_socket_can_be_made_of_is_one_line(
+    place: Path, capsys: pytest.CaptureFixture[str], wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 1_000_000))
+    monkeypatch.setattr("resource.setrlimit", lambda *_: None)
+    serve = [] if wrong[0] == "--serve" else ["--serve", f"owner={place}/socket"]
+    assert cli.main([*serve, *wrong]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("errata sandboxd: ")
