@@ -84,7 +84,7 @@ DIGEST_ID = _kind("the id of an image", "64 hexadecimal digits", r"[0-9a-f]{64}"
 EPISODE = _kind(
     "the id of an episode",
     "letters, digits, '_', '-', '.' and '~', at most 200",
-    r"(?!\.{1,2}\Z)[A-Za-z0-9_.~-]{1,200}",
+    r"(?![.~]{1,2}\Z)[A-Za-z0-9_.~-]{1,200}",
 )
 SESSION = _kind("the id or key of a session", "21 to 128 letters, digits, '_' and '-'", r"[A-Za-z0-9_-]{21,128}")
 ENVIRONMENT = _kind(

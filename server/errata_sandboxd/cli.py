@@ -6,8 +6,10 @@ import argparse
 import logging
 import re
 import resource
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     if not options.engine.startswith("unix://"):
         print(f"errata sandboxd: --engine {options.engine}: only unix:///PATH is supported", file=sys.stderr)
         return 1
+    owners = options.serve or [_serve("errata=/run/errata/sandboxd.sock")]
     policy = Policy(
         engine=options.engine,
         images=tuple(options.image or Policy().images),
@@ -43,10 +46,9 @@ def main(argv: Sequence[str]) -> int:
         cpus=options.cpus,
         archive_bytes=options.archive_mib * 1024**2,
         copy_out_bytes=options.copy_out_mib * 1024**2,
-        spool_bytes=options.spool_mib * 1024**2,
+        spool_bytes=min(options.spool_mib * 1024**2, shutil.disk_usage(tempfile.gettempdir()).total // len(owners)),
         connections=options.connections,
     )
-    owners = options.serve or [_serve("errata=/run/errata/sandboxd.sock")]
     if (missing := _missing_descriptors(len(owners) * (IDLE + 3 * policy.connections))) is not None:
         print(f"errata sandboxd: {missing}", file=sys.stderr)
         return 1
@@ -117,7 +119,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--cpus", type=float, default=0.0, metavar="N", help="processors of one container; 0: no bound")
     add("--archive-mib", type=int, default=1024, metavar="N", help="largest archive copied into a container (1024)")
     add("--copy-out-mib", type=int, default=256, metavar="N", help="largest archive copied out of a container (256)")
-    add("--spool-mib", type=int, default=1024, metavar="N", help="most archives held for one owner, in TMPDIR (1024)")
+    add(
+        "--spool-mib",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="most archives held for one owner, in TMPDIR (1024; at most its share of that file system)",
+    )
     add("--connections", type=int, default=128, metavar="N", help="most running requests of one owner (128)")
     add(
         "--grace-s",

@@ -33,13 +33,13 @@ class Lines:
 
     Args:
         socket: The connection, blocking.
+        parsing: Held while a line is parsed. A line of brackets becomes twenty times as many bytes: of the lines of one
+            owner, no two are there at one time.
     """
 
-    _parsing = threading.Lock()
-    """A line of brackets becomes twenty times as many bytes: no two of them are there at one time."""
-
-    def __init__(self, socket: socket.socket) -> None:
+    def __init__(self, socket: socket.socket, parsing: threading.Lock) -> None:
         self.socket = socket
+        self._parsing = parsing
         self._received = bytearray()
         self._searched = 0
         self._unsent = bytearray()

@@ -44,7 +44,7 @@ class Connection(socketserver.BaseRequestHandler):
     request: socket.socket
 
     def setup(self) -> None:
-        self.lines = Lines(self.request)
+        self.lines = Lines(self.request, self.server.parsing)
         self.evicted = False
 
     def handle(self) -> None:
@@ -191,6 +191,7 @@ class Service(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.engine = Engine(policy, owner)
         self.spool = Spool(policy.spool_bytes)
         self.ending = threading.Event()
+        self.parsing = threading.Lock()
         self._path = path
         self._idle: dict[Connection, None] = {}
         self._stopping = False

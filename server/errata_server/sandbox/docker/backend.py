@@ -182,7 +182,7 @@ class DockerBackend(Backend):
                     "create", image=name, memory_bytes=kind.memory_bytes, pids=kind.pids, timeout_s=90.0
                 )
             except BrokerRefused as error:
-                if error.why in ("image_missing", "image_refused"):
+                if error.why in ("image_missing", "image_refused", "invalid"):
                     raise SandboxUnavailable(error.message) from error
                 raise
             image, container = str(answer["image"]), str(answer["container"])
