@@ -122,6 +122,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "ERRATA_BASE_DIR", "ERRATA_SWE_STORE"):
         monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("{}")
     return tmp_path
