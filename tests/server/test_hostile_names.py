@@ -43,8 +43,8 @@ from tests.sandboxd import fake_engine
 from .asgi_peer import Peer
 from .environments import CountAction, CountEnvironment, CountObservation
 
-CASES = 24
-"""Hostile names for each argument."""
+CASES, RUNS = 24, 10
+"""Hostile names for each argument of a request, and for each of a command, which takes a tenth of a second to begin."""
 BY_DESIGN = {
     "serve environments": "a directory or an import",
     "probe target": "a directory or an import",
@@ -69,11 +69,11 @@ PATHS = ("DIR", "FILE", "PATH", "URL", "PYTHON", "TOML", "SOCKET", "COMMAND")
 """What the placeholder of a program's argument has if it is a path or an address by design."""
 
 
-def draws(valid: str, seed: str) -> list[str]:
+def draws(valid: str, seed: str, cases: int = CASES) -> list[str]:
     """Return hostile names that a command line can have, the same ones each time."""
     draw = random.Random(seed)
     found = (hostile(draw, valid)[:20_000] for _ in iter(int, 1))
-    return list(islice((name for name in found if can_be_given(name)), CASES))
+    return list(islice((name for name in found if can_be_given(name)), cases))
 
 
 def can_be_given(name: str) -> bool:
@@ -180,7 +180,7 @@ def test_no_name_of_a_command_is_a_path(
 ) -> None:
     hints = typing.get_type_hints(callback, include_extras=True)
     parameters = signature(callback).parameters
-    for value in draws("default", f"{words} {name}"):
+    for value in draws("default", f"{words} {name}", RUNS):
         argv = ["errata", *words]
         for other, hint in hints.items():
             if other in (name, "return") or parameters[other].default is not Parameter.empty:
@@ -264,7 +264,7 @@ def test_no_name_of_a_program_is_a_path(
     (place / "tree/Dockerfile").write_text("FROM scratch")
     with tempfile.TemporaryDirectory() as short, fake_engine.running(Path(short) / "engine") as engine:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.path}")
-        for value in draws("default", f"{program} {words} {action.dest}"):
+        for value in draws("default", f"{program} {words} {action.dest}", RUNS):
             argv = ["errata", program, *words, *GIVEN.get(program, ())]
             for other in parser._actions:
                 if other is action or not (other.required or not (other.option_strings or other.nargs in ("?", "*"))):
