@@ -39,6 +39,8 @@ def test_the_image_has_nothing_of_the_server() -> None:
     assert re.search(r"^FROM \$\{BASE\} AS broker$", text, re.M)
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", stages["broker-files"] + stages["broker"], re.M)
     assert copied == ["requirements/sandboxd.lock", "server/errata_sandboxd"]
+    groups = {name: re.findall(r"groupadd --system --gid (\d+) errata", stages[name]) for name in ("python", "broker")}
+    assert groups["python"] == groups["broker"] != [], "the server is in the socket's group, by its number"
     assert re.findall(r"^COPY --from=(\S+)", stages["broker"], re.M) == ["broker-files"]
 
 
