@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import io
@@ -40,8 +41,8 @@ class FakeEngine:
     """Method and target of each request, as they came."""
     written: list[bytes] = field(default_factory=list)
     """The archives that were unpacked."""
-    archive: Callable[[str], Iterator[bytes]] | None = None
-    """Makes the archive of a path in place of the usual one."""
+    archive: Callable[[str, str], Iterator[bytes] | None] | None = None
+    """Makes the archive of a container's path in place of the usual one; None where there is no such path."""
     changes: bytes = b"null"
     before: Callable[[str], None] = lambda target: None
     """Called with each target before it is answered; it may block."""
@@ -161,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ("GET", "containers", name, "changes"):
                 self._send(200, engine.changes, "application/json")
             case ("GET", "containers", name, "archive"):
-                self._archive(query["path"])
+                self._archive(name, query["path"])
             case ("PUT", "containers", name, "archive"):
                 engine.written.append(body)
                 self._send(200, b"")
@@ -210,15 +211,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _archive(self, path: str) -> None:
-        import base64
-
+    def _archive(self, container: str, path: str) -> None:
+        chunks = self.engine.archive(container, path) if self.engine.archive else (small_archive(path),)
+        if chunks is None:
+            self._json({"message": f"Could not find the file {path}"}, 404)
+            return
         about = base64.b64encode(json.dumps({"name": "x", "size": 1, "mode": 0o644, "linkTarget": ""}).encode())
         self.send_response(200)
         self.send_header("X-Docker-Container-Path-Stat", about.decode())
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for chunk in self.engine.archive(path) if self.engine.archive else (small_archive(path),):
+        for chunk in chunks:
             self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
         self.wfile.write(b"0\r\n\r\n")
 

@@ -157,10 +157,10 @@ def test_what_is_right_arrives(attacker: Attacker, engine: FakeEngine) -> None:
         assert [(one.name, one.size) for one in read] == [("d", 0), ("d/" + "ä" * 120, 3 * MIB), ("l", 0)]
 
 
-def endless(given: list[int]) -> Callable[[str], Iterator[bytes]]:
+def endless(given: list[int]) -> Callable[[str, str], Iterator[bytes]]:
     """Return an archive without an end, which counts its bytes."""
 
-    def archive(_path: str) -> Iterator[bytes]:
+    def archive(_container: str, _path: str) -> Iterator[bytes]:
         while True:
             given[0] += 65536
             yield bytes(65536)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
-from collections.abc import AsyncIterator, Callable
+import tarfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import pytest
 
 from errata_protocol.errors import SandboxUnavailable
 from errata_sandboxd.service import Service
+from errata_server.sandbox.docker import tree_map
 from errata_server.sandbox.docker.backend import DockerBackend
 from errata_server.sandbox.docker.broker import Broker, BrokerRefused
+from errata_server.sandbox.docker.tree_map import GONE, TreeMap
 
 from .fake_engine import FakeEngine
 
@@ -156,3 +160,45 @@ async def test_a_base_container_that_could_not_be_made_is_made_later(
     await asyncio.to_thread(serve, "owner")
     assert await backend._base_container(image) in engine.containers
     await backend.close()
+
+
+def archive_of(files: dict[str, bytes | None], path: str) -> Iterator[bytes] | None:
+    """Return the archive of a path as an engine makes it; None content is a directory."""
+    name = path.rpartition("/")[2]
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as out:
+        for one, content in sorted(files.items()):
+            if one != path and not one.startswith(path + "/"):
+                continue
+            member = tarfile.TarInfo(name + one.removeprefix(path))
+            member.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            member.size = len(content or b"")
+            out.addfile(member, io.BytesIO(content or b""))
+    return iter([written.getvalue()]) if path in files else None
+
+
+@pytest.mark.parametrize("at_once_mib", [1, 64])
+async def test_changes_that_are_more_than_the_broker_copies_are_read_one_by_one(
+    serve: Serve, place: Path, engine: FakeEngine, at_once_mib: int
+) -> None:
+    mib = 1024**2
+    await asyncio.to_thread(serve, "owner", copy_out_bytes=at_once_mib * mib)
+    mine, base = engine.add_container("owner"), engine.add_container("owner")
+    old: dict[str, bytes | None] = {"/w": None, "/w/kept": b"", "/w/gone": None}
+    now: dict[str, bytes | None] = {"/w": None, "/w/kept": b"", "/w/d": None}
+    now |= {f"/w/d/{n}": bytes([n]) * (mib * 2 // 3) for n in range(4)}
+    engine.archive = lambda container, path: archive_of(now if container == mine else old, path)
+    changes = {"/w": 0, "/w/gone": 2, **{path: 1 for path in now if path.startswith("/w/d")}}
+    engine.changes = json.dumps([{"Path": path, "Kind": kind} for path, kind in changes.items()]).encode()
+
+    async def base_container() -> str:
+        return base
+
+    found = await TreeMap(Broker(place / "owner"), base_container, {}).read(mine, {})
+    assert set(found) == {"/w/d", *(f"/w/d/{n}" for n in range(4)), "/w/gone"}
+    assert found["/w/gone"] == GONE
+    copies = [target for target in engine.asked if "/archive" in target and mine in target]
+    assert any("path=%2Fw%2Fd%2F3" in target for target in copies) == (at_once_mib == 1)
+    assert tree_map.digest(found) == "sha256:975411620ff2489651b62f33a920238e4d6535bc940910cd0874f9ab76a201ac", (
+        "either way"
+    )

@@ -50,7 +50,7 @@ class TreeMap:
             before: The differences of the image that the container was made from.
 
         Raises:
-            BrokerRefused: The engine failed.
+            BrokerRefused: The engine failed, or one file is larger than what the broker copies (``too_large``).
         """
         answer = await self._broker.call("inspect", container=container, changes=True, timeout_s=330.0)
         changes = dict(answer["changes"])
@@ -71,12 +71,20 @@ class TreeMap:
             if "\ufffd" in path or _below(path, done):
                 continue
             kind = changes[path]
-            if path in whole or kind == _DELETED:
-                await self._replace(container, path, found, before)
-                done.add(path)
-            elif kind == _ADDED:
-                await self._replace(container, path, found, before, is_new=path not in before)
-                done.add(path)
+            if path in whole or kind in (_DELETED, _ADDED):
+                is_new = kind == _ADDED and path not in whole and path not in before
+                try:
+                    await self._replace(container, path, found, before, is_new=is_new)
+                    done.add(path)
+                except BrokerRefused as error:
+                    hidden = any("\ufffd" in below and _below(below, {path}) for below in changes)
+                    if error.why != "too_large" or hidden:
+                        raise
+                    # More than the broker copies at once: the changes below it follow one by one.
+                    if kind == _DELETED:
+                        found[path] = GONE
+                    else:
+                        await self._modified(container, path, found)
             else:
                 await self._modified(container, path, found)
         return found
