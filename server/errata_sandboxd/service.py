@@ -126,8 +126,9 @@ class Connection(socketserver.BaseRequestHandler):
 
             with engine.copying(), engine.get(container, path) as (stream, about):
                 for data in stream:
-                    held.write(data)
-                    self.lines.offer(piece)
+                    for at in range(0, len(data), CHUNK_BYTES):
+                        held.write(data[at : at + CHUNK_BYTES])
+                        self.lines.offer(piece)
             while (line := piece()) is not None:
                 self.lines.send(line)
         return {"mode": about.get("mode"), "size": about.get("size"), "link": about.get("linkTarget", "")}

@@ -140,13 +140,17 @@ class TreeMap:
 
     async def _fetch(self, container: str, path: str, reader: _Reader) -> None:
         """Feed the archive of a path to ``reader``; an empty one if the path does not exist."""
+        refused: BrokerRefused | None = None
         try:
             await self._broker.copy_out(container, path, reader.take)
         except BrokerRefused as error:
-            if error.why != "unknown":
-                raise
+            refused = error
         finally:
             await asyncio.to_thread(reader.end)
+        if reader.has_first_directory:  # it needs no more, however large the directory is
+            return
+        if refused is not None and refused.why != "unknown":
+            raise refused
         if reader.trouble is not None:
             raise BrokerRefused("engine_failed", f"the archive of {path} cannot be read: {reader.trouble}")
 
@@ -166,6 +170,7 @@ class _Reader(io.RawIOBase):
         self._only_first = first_directory_only
         self._pieces: queue.Queue[bytes] = queue.Queue()
         self._rest = b""
+        self.has_first_directory = False
         self._enough = self._ended = self._began = False
         self._thread = threading.Thread(target=self._read_all, daemon=True)
         self._thread.start()
@@ -215,6 +220,7 @@ class _Reader(io.RawIOBase):
                 at = f"{parent}/{name}" if self._path != "/" else "/" + name.removeprefix("./").lstrip("/")
                 self.entries[at.rstrip("/") or "/"] = self._entry(archive, member, parent)
                 if self._only_first and member.isdir():
+                    self.has_first_directory = True
                     return
 
     def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: str) -> str:
