@@ -26,6 +26,7 @@ for pin in pytest==4.6.11 pytest==5.4.3 pytest==6.2.5 pytest==7.4.4 pytest==8.4.
 done
 for pin in mini-swe-agent==2.4.6; do echo $pin | compile --upgrade -o $to/${pin/==/-}.lock pyproject.toml -; done
 compile --generate-hashes --extra docker -c $to/dev.lock -o $to/server.lock pyproject.toml
+printf 'docker>=7.1\n' | compile --generate-hashes -c $to/server.lock -o $to/sandboxd.lock -
 printf 'setuptools>=77\nwheel\n' | compile --generate-hashes -o $to/build.lock -
 for pin in check-jsonschema==0.39.0; do echo $pin | compile -o $to/compose-${pin/==/-}.lock -; done
 "$python" -I scripts/environments.py --tools |

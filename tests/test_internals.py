@@ -273,9 +273,24 @@ INTERNALS = (
     Internals(
         "torch.nn.modules.dropout", "_DropoutNd", "errata_trainer.channels.forward", "finds dropout that is active"
     ),
+    Internals(
+        "docker.api.client:APIClient",
+        "_url _raise_for_status",
+        "errata_sandboxd.engine_client",
+        "encodes every name in an address; under another name the SDK's own would be used, which leaves paths in them",
+    ),
+    Internals(
+        "tarfile:TarInfo",
+        "_proc_gnusparse_00 _proc_gnusparse_01 _proc_gnusparse_10",
+        "errata_sandboxd.archives",
+        "refuses sparse members before their maps are read",
+    ),
+    Internals("tarfile:TarFile", "members", "errata_sandboxd.archives", "forgets members that were copied"),
 )
 
 TRAINING = ("torch", "trl", "transformers")
+OPTIONAL = {**dict.fromkeys(TRAINING, "make trainer"), "docker": "the extra docker"}
+"""Packages that not every environment has, and what installs them."""
 UNDOCUMENTED = ("uvicorn",)
 """Packages whose classes promise no member at all to those who inherit from them."""
 
@@ -296,8 +311,8 @@ def installed(package: str) -> bool:
 def each() -> Iterator[Any]:
     for entry in INTERNALS:
         package = entry.where.split(".")[0]
-        why = f"{package} is not installed (make trainer); make test runs this"
-        marks = [pytest.mark.skipif(not installed(package), reason=why)] if package in TRAINING else []
+        why = f"{package} is not installed ({OPTIONAL.get(package)}); make test runs this"
+        marks = [pytest.mark.skipif(not installed(package), reason=why)] if package in OPTIONAL else []
         for name in entry.names.split():
             yield pytest.param(entry, name, marks=marks, id=f"{entry.where}.{name}")
 

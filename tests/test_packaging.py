@@ -243,7 +243,7 @@ def test_every_development_dependency_is_pinned_to_a_version_the_project_accepts
 
 
 def test_the_images_have_the_versions_that_the_tests_had() -> None:
-    pins = {"dev": {}, "server": {}}
+    pins = {"dev": {}, "server": {}, "sandboxd": {}}
     for name in pins:
         lines = (ROOT / "requirements" / f"{name}.lock").read_text("utf-8").splitlines()
         pins[name] = {
@@ -251,6 +251,7 @@ def test_the_images_have_the_versions_that_the_tests_had() -> None:
         }
     assert len(pins["server"]) > 50
     assert {name: pin for name, pin in pins["server"].items() if pins["dev"].get(name) != pin} == {}
+    assert pins["sandboxd"].keys() >= {"docker", "requests"} and pins["sandboxd"].items() <= pins["server"].items()
     hashed = (ROOT / "requirements/server.lock").read_text("utf-8").count("--hash=sha256:")
     assert hashed >= len(pins["server"]), "pip refuses a line without a hash"
 

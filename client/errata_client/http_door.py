@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.errors import CapacityReached, ErrataError, NotSupported, ServiceError, SessionUnknown
+from errata_protocol.errors import (
+    CapacityReached,
+    ErrataError,
+    NotSupported,
+    ServiceError,
+    SessionUnknown,
+    UnknownEpisode,
+)
+from errata_protocol.names import EPISODE
 from errata_protocol.replay import EpisodeDetail, ForkReply, RewardPost, StateAt
 
 from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
@@ -99,7 +107,7 @@ class HttpDoor:
             ConnectionError: The server could not be reached twice.
             TimeoutError: No answer in time.
         """
-        path, body = f"/episodes/{quote(eid, safe='')}/fork", {"t": t, "request_id": request_id}
+        path, body = f"{_episode(eid)}/fork", {"t": t, "request_id": request_id}
         try:
             response = await self._send("POST", path, body)
         except ConnectionError:
@@ -113,11 +121,11 @@ class HttpDoor:
             UnknownEpisode: There is no such episode.
             NotSupported: The server has no such route, e.g. a vanilla OpenEnv server.
         """
-        return _model(EpisodeDetail, await self._send("GET", f"/episodes/{quote(eid, safe='')}"))
+        return _model(EpisodeDetail, await self._send("GET", _episode(eid)))
 
     async def state_at(self, eid: str, t: int) -> StateAt:
         """Return delivery ``t`` of an episode, verified by the digest in the ETag header."""
-        response = await self._send("GET", f"/episodes/{quote(eid, safe='')}/states/{t}")
+        response = await self._send("GET", f"{_episode(eid)}/states/{t}")
         announced = response.headers.get("etag", "").removeprefix("W/").strip('"')
         kind = as_kind(response.headers.get("x-errata-kind"))
         if kind is None:
@@ -127,11 +135,11 @@ class HttpDoor:
 
     async def rewards(self, eid: str) -> list[Reward]:
         """Return the late rewards of an episode."""
-        return read_rewards(_json(await self._send("GET", f"/episodes/{quote(eid, safe='')}/rewards")), eid)
+        return read_rewards(_json(await self._send("GET", f"{_episode(eid)}/rewards")), eid)
 
     async def post_rewards(self, eid: str, rewards: Sequence[RewardPost]) -> list[Reward]:
         """Post rewards for deliveries of an episode, all or none; see `Episodes.post_rewards`."""
-        path, body = f"/episodes/{quote(eid, safe='')}/rewards", [reward.model_dump() for reward in rewards]
+        path, body = f"{_episode(eid)}/rewards", [reward.model_dump() for reward in rewards]
         return read_rewards(_json(await self._send("POST", path, body)), eid)
 
     async def aclose(self) -> None:
@@ -172,6 +180,17 @@ class HttpDoor:
             )
             self._loop = loop
         return self._client
+
+
+def _episode(eid: str) -> str:
+    """Return the URL path of an episode.
+
+    Raises:
+        UnknownEpisode: ``eid`` is none that a server gives, so that the path could lead elsewhere.
+    """
+    if not EPISODE.matches(eid):
+        raise UnknownEpisode(eid)
+    return f"/episodes/{eid}"
 
 
 def _json(response: httpx.Response) -> Any:

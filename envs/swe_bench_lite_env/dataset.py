@@ -18,6 +18,7 @@ from typing import Any
 from errata_protocol.bounded_json import decode
 from errata_protocol.errors import InvalidRequest, NotSupported
 from errata_protocol.install_hint import DISTRIBUTION, install_hint
+from errata_protocol.names import INSTANCE, REPOSITORY
 from errata_protocol.printable import printable
 
 from .input_files import FileRefused, json_lines, json_values, open_regular
@@ -38,8 +39,6 @@ _PYTHON_LIST = re.compile(
 )
 """A list or tuple of texts as Python writes it. `ast` is given nothing else: deep nesting can end the process."""
 _SUFFIXES = (".jsonl", ".json", ".parquet")
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
-_REPO = re.compile(r"[A-Za-z0-9._+-]+/[A-Za-z0-9._+-]+")
 
 
 class DatasetInvalid(InvalidRequest):
@@ -297,11 +296,11 @@ def read_row(row: Mapping[str, Any], where: str = "row", split: str = LOCAL_SPLI
         raise DatasetInvalid(f"{where}: column {name} holds {type(value).__name__}: it has to be text")
 
     instance_id, repo = text("instance_id", True), text("repo", True)
-    if not _ID.fullmatch(instance_id):
+    if not INSTANCE.matches(instance_id):
         raise DatasetInvalid(
             f"{where}: column instance_id is {instance_id[:80]!r}: letters, digits and . _ + - only, at most 200"
         )
-    if not _REPO.fullmatch(repo):
+    if not REPOSITORY.matches(repo):
         raise DatasetInvalid(f"{where}: column repo is {repo[:80]!r}: it has to be owner/name")
     created_at = text("created_at")
     try:

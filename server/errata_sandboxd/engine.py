@@ -15,6 +15,8 @@ from typing import IO, Any
 import docker
 from docker import errors
 
+from .engine_client import EngineClient
+from .names import Reference, segment
 from .schema import Refused
 
 LABEL = "errata.sandbox"
@@ -26,7 +28,10 @@ _TMPFS = "uid=64000,gid=64000,mode=1777,exec,nosuid,nodev"
 QUICK_S, SLOW_S = 30.0, 300.0
 """Deadlines of quick and of slow engine calls, seconds."""
 _AT_ONCE = 8
-"""Most engine calls at one time: 150 concurrent deletions made an engine 20.10 hang until it was restarted."""
+"""Most engine calls of one owner at one time: 150 concurrent deletions made an engine 20.10 hang until it was
+restarted. Each owner has its own, so slow calls of one do not keep those of others waiting."""
+_COPIES_AT_ONCE = 2
+"""Most calls of one owner at one time whose cost grows with what agents wrote."""
 
 # Process 1 of a sandbox. SIGKILL from inside cannot kill it, so `kill -9 -1` of an agent that is root does not stop the
 # container. It waits on a pipe that only the engine closes. Bash reaps orphans once a fork has installed its handler.
@@ -45,7 +50,10 @@ class Policy:
         pids: Most processes of one container.
         cpus: CPUs of one container; 0 for no limit.
         shm_bytes: Size of ``/dev/shm``.
-        archive_bytes: Largest archive that is copied in.
+        archive_bytes: Largest archive that is copied in, counted as it is written out.
+        copy_out_bytes: Largest archive that is copied out.
+        spool_bytes: Most bytes of archives that the broker holds for one owner.
+        connections: Most running requests of one owner.
     """
 
     engine: str = "unix:///var/run/docker.sock"
@@ -56,6 +64,9 @@ class Policy:
     cpus: float = 0.0
     shm_bytes: int = 64 * 1024**2
     archive_bytes: int = 1024**3
+    copy_out_bytes: int = 256 * 1024**2
+    spool_bytes: int = 1024**3
+    connections: int = 128
 
 
 class Engine:
@@ -69,27 +80,40 @@ class Engine:
         owner: Value of `LABEL`; containers and layers with another value are treated as missing.
     """
 
-    _gate = threading.BoundedSemaphore(_AT_ONCE)
-
     def __init__(self, policy: Policy, owner: str) -> None:
         self.policy = policy
         self.owner = owner
+        self._calls = threading.BoundedSemaphore(_AT_ONCE)
+        self._copies = threading.BoundedSemaphore(_COPIES_AT_ONCE)
         self._creating = threading.Lock()
 
     @contextlib.contextmanager
     def _api(self, timeout_s: float = QUICK_S) -> Iterator[Any]:
         """Yield an SDK client for one call, limiting concurrent calls and converting errors; see `map_errors`."""
-        if not self._gate.acquire(timeout=timeout_s):
-            raise Refused("deadline", f"the engine was busy for {timeout_s:.0f} s: try again, or raise its capacity")
+        with self._place(self._calls, timeout_s), map_errors(timeout_s):
+            api = EngineClient(base_url=self.policy.engine, version="1.41", timeout=timeout_s)
+            try:
+                yield api
+            finally:
+                api.close()
+
+    @contextlib.contextmanager
+    def _place(self, places: threading.BoundedSemaphore, timeout_s: float) -> Iterator[None]:
+        """Hold one of the places of this owner; raise `Refused` (``busy``) if none becomes free in time."""
+        if not places.acquire(timeout=timeout_s):
+            raise Refused("busy", f"all places of {self.owner} were taken for {timeout_s:.0f} s: try again")
         try:
-            with map_errors(timeout_s):
-                api = docker.APIClient(base_url=self.policy.engine, version="1.41", timeout=timeout_s)
-                try:
-                    yield api
-                finally:
-                    api.close()
+            yield
         finally:
-            self._gate.release()
+            places.release()
+
+    def copying(self) -> contextlib.AbstractContextManager[None]:
+        """Hold one of the places for calls whose cost grows with what agents wrote.
+
+        Raises:
+            Refused: ``busy``: none became free in time.
+        """
+        return self._place(self._copies, QUICK_S)
 
     def ping(self) -> dict[str, Any]:
         """Return the engine's version, API version and kernel."""
@@ -165,27 +189,34 @@ class Engine:
         Raises:
             Refused: ``image_refused`` or ``image_missing``.
         """
-        is_layer = image.startswith("sha256:")
-        if not is_layer and not any(fnmatch.fnmatchcase(image, pattern) for pattern in self.policy.images):
+        is_id = image.startswith("sha256:")
+        if not is_id and not self._allows(image):
             allowed = ", ".join(self.policy.images) or "none"
             raise Refused(
                 "image_refused", f"image {image} is not on the broker's list ({allowed}): start it with --image"
             )
-        try:
-            found = api.inspect_image(image)
-        except errors.ImageNotFound:
-            what = "layer" if is_layer else "image"
-            fix = "it was collected" if is_layer else f"bring it to the engine first: docker pull {image}"
-            raise Refused("image_missing", f"{what} {image} is not in the engine: {fix}") from None
-        if is_layer and ((found.get("Config") or {}).get("Labels") or {}).get(LABEL) != self.owner:
-            allowed_id = any(
-                fnmatch.fnmatchcase(tag, pattern)
-                for tag in found.get("RepoTags") or ()
-                for pattern in self.policy.images
-            )
-            if not allowed_id:
-                raise Refused("image_missing", f"layer {image} is not in the engine")
+        found = self._found_image(api, image)
+        if found is None:  # also for one that is not this owner's: nobody learns what else the engine has
+            what = "layer" if is_id else "image"
+            fix = "it was collected" if is_id else f"bring it to the engine first: docker pull {image}"
+            raise Refused("image_missing", f"{what} {image} is not in the engine: {fix}")
         return str(found["Id"])
+
+    def _allows(self, name: str) -> bool:
+        """Return whether the policy allows images of a name."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.policy.images)
+
+    def _found_image(self, api: Any, image: str) -> dict[str, Any] | None:
+        """Return the engine's description of an image; None if there is none that this owner may use by this name."""
+        try:
+            found: dict[str, Any] = api.inspect_image(image)
+        except errors.NotFound:
+            return None
+        tags, digests = found.get("RepoTags") or (), found.get("RepoDigests") or ()
+        if not image.startswith("sha256:"):
+            return found if Reference.parse(image).is_carried_by(tags, digests) else None
+        own = ((found.get("Config") or {}).get("Labels") or {}).get(LABEL) == self.owner
+        return found if found["Id"] == image and (own or any(map(self._allows, tags))) else None
 
     @property
     def _label_filter(self) -> dict[str, Any]:
@@ -244,7 +275,8 @@ class Engine:
             size: Also return the size of its writable layer, ``size_bytes``.
             changes: Also return its changed paths, each with the engine's kind: 0 modified, 1 added, 2 deleted.
         """
-        with self._api(60.0 if changes else QUICK_S) as api:
+        heavy = self.copying() if changes else contextlib.nullcontext()
+        with heavy, self._api(60.0 if changes else QUICK_S) as api:
             state = self._own(api, container)
             answer = {
                 "running": bool(state["State"]["Running"]),
@@ -256,18 +288,21 @@ class Engine:
                 rows = api.containers(all=True, size=True, filters={"id": container})
                 answer["size_bytes"] = int(rows[0].get("SizeRw") or 0) if rows else 0
             if changes:
-                answer["changes"] = [[row["Path"], row["Kind"]] for row in api.diff(container) or ()]
+                answer["changes"] = [
+                    [row["Path"], row["Kind"]] for row in api.read_list("/containers/{0}/changes", container)
+                ]
         return answer
 
     def list(self) -> dict[str, Any]:
         """Return all containers and layers of this owner."""
-        with self._api() as api:
-            containers = api.containers(all=True, filters=self._label_filter)
-            images = api.images(all=True, filters=self._label_filter)
-        layers = []
-        for row in images:
-            facts = json.loads((row.get("Labels") or {}).get(FACTS) or "{}")
-            layers.append({"image": row["Id"], "facts": facts, "size_bytes": row["Size"], "created": row["Created"]})
+        filters = json.dumps({"label": [f"{LABEL}={self.owner}"]})
+        with self.copying(), self._api() as api:
+            containers = api.read_list("/containers/json", all=1, filters=filters)
+            images = api.read_list("/images/json", all=1, filters=filters)
+        layers = [
+            {"image": row["Id"], "facts": _facts(row), "size_bytes": row["Size"], "created": row["Created"]}
+            for row in images
+        ]
         return {
             "containers": [{"container": row["Id"], "state": row["State"]} for row in containers],
             "layers": layers,
@@ -295,7 +330,7 @@ class Engine:
         with self._api(SLOW_S) as api:
             try:
                 found = api.inspect_image(image)
-            except errors.ImageNotFound:
+            except errors.NotFound:
                 raise Refused("unknown", f"no layer {image[:19]} of {self.owner}") from None
             labels = (found.get("Config") or {}).get("Labels") or {}
             if found["Id"] != image or labels.get(LABEL) != self.owner or found.get("RepoTags"):
@@ -340,8 +375,9 @@ class Engine:
             made = api.exec_create(container, list(argv), stdin=True, user="0:0" if root else AGENT, workdir="/")
             name = str(made["Id"])
             body = b'{"Detach":false,"Tty":false}'
+            address = f"/v1.41/exec/{segment(name)}/start"
             head = (
-                f"POST /v1.41/exec/{name}/start HTTP/1.1\r\nHost: engine\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+                f"POST {address} HTTP/1.1\r\nHost: engine\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
                 f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             )
             link = socket.socket(socket.AF_UNIX)
@@ -355,6 +391,8 @@ class Engine:
                     if not more:
                         raise Refused("engine_failed", "the engine closed the connection of an exec")
                     answer += more
+                    if len(answer) > 1 << 20:
+                        raise Refused("engine_failed", "the engine answered an exec with headers without an end")
                 headers, _, rest = answer.partition(b"\r\n\r\n")
                 status = int(headers.split(b" ", 2)[1])
                 if status not in (101, 200):
@@ -394,6 +432,15 @@ def map_errors(timeout_s: float) -> Iterator[None]:
             raise Refused("deadline", f"the engine did not answer in {timeout_s:.0f} s") from error
         text = f"the container engine cannot be reached ({name}): start it, or correct the broker's --engine"
         raise Refused("engine_away", text) from error
+
+
+def _facts(image: dict[str, Any]) -> dict[str, str]:
+    """Return the facts in an image's label; none if the label was not made by `Engine.commit`."""
+    try:
+        found = json.loads((image.get("Labels") or {}).get(FACTS) or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _short(error: Any) -> str:

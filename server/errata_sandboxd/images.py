@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -20,9 +19,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .names import Reference
+from .schema import Image, Refused
+
 PREFIX = "errata/base"
 """Repository of images for base trees: the image of base NAME is ``errata/base:NAME``."""
-TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 PULL_S = 3600.0
 """Deadline of each request to the engine."""
 
@@ -40,18 +41,19 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(list(argv))
     try:
-        import docker
         from docker import errors
+
+        from .engine_client import EngineClient
     except ImportError as error:
         print(f"errata image: {error}: install Errata with its extra `docker` (docs/sandboxd.md)", file=sys.stderr)
         return 1
     try:
-        api = docker.APIClient(base_url=options.engine, timeout=PULL_S, version="auto")
+        api = EngineClient(base_url=options.engine, timeout=PULL_S, version="auto")
         done = options.run(api, options)
     except ImageError as error:
         print(f"errata image: {error}", file=sys.stderr)
         return 1
-    except errors.DockerException as error:
+    except (errors.DockerException, OSError, ValueError) as error:  # ValueError: an address that is none
         print(f"errata image: engine {options.engine}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(done, indent=1) if options.json else options.text(done))
@@ -78,7 +80,7 @@ def build(api: Any, options: argparse.Namespace) -> dict[str, Any]:
     if not (context / "Dockerfile").is_file():
         raise ImageError(f"{context / 'Dockerfile'} is not there: name a task directory, or one with a Dockerfile")
     name = options.name or base_of(root)
-    tag = name if "/" in name else f"{PREFIX}:{_tag(name)}"
+    tag, _, _ = _named(name)
     arguments = dict(_pair(one) for one in options.build_arg)
     stream = api.build(
         path=str(context),
@@ -103,12 +105,12 @@ def pull(api: Any, options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ImageError: It cannot be fetched, or the name is not a valid tag.
     """
+    tag = _checked(options.image)
+    named = _named(options.name) if options.name else None
     _followed(api.pull(options.image, stream=True, decode=True), options.quiet)
     found = api.inspect_image(options.image)
-    tag = options.image
-    if options.name:
-        tag = options.name if "/" in options.name else f"{PREFIX}:{_tag(options.name)}"
-        repository, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
+    if named is not None:
+        tag, repository, version = named
         api.tag(found["Id"], repository, version)
     return {"image": tag, "id": found["Id"], "base": options.name or options.image}
 
@@ -123,8 +125,7 @@ def imported(api: Any, options: argparse.Namespace) -> dict[str, Any]:
     if not (root / "bin").exists() and not (root / "usr").exists():
         raise ImageError(f"{root} is not a root file system: it has neither bin nor usr")
     name = options.name or root.name
-    tag = name if "/" in name else f"{PREFIX}:{_tag(name)}"
-    repository, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
+    tag, repository, version = _named(name)
     if not options.quiet:
         print(f"importing {root}", file=sys.stderr)
     with subprocess.Popen(["tar", "-C", str(root), "--numeric-owner", "-c", "."], stdout=subprocess.PIPE) as tar:
@@ -139,12 +140,12 @@ def exported(api: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Write an image's root file system as a tar archive, from a container that is never started.
 
     Raises:
-        ImageError: The output file exists.
+        ImageError: The output file exists, or the image's name is not one.
     """
     to = Path(options.output)
     if to.exists():
         raise ImageError(f"{to} exists already: name another file with -o")
-    container = api.create_container(options.image, command=["true"])["Id"]
+    container = api.create_container(_checked(options.image), command=["true"])["Id"]
     part = to.with_name(to.name + ".part")
     try:
         size = shown = 0
@@ -216,11 +217,33 @@ def _followed(stream: Iterable[dict[str, Any]], quiet: bool) -> str | None:
     return image
 
 
-def _tag(name: str) -> str:
-    """Return a name if it is a valid image tag, else raise `ImageError`."""
-    if TAG.fullmatch(name) is None:
-        raise ImageError(f"{name!r} is not a valid image tag: give another with --name")
-    return name
+def _named(name: str) -> tuple[str, str, str]:
+    """Return an image's name, and its repository and tag: below ``errata/base:`` unless the name has a slash.
+
+    Raises:
+        ImageError: It is not a name by the engine's grammar, or has a digest.
+    """
+    text = name if "/" in name else f"{PREFIX}:{name}"
+    try:
+        found = Reference.parse(text)
+    except ValueError as error:
+        raise ImageError(f"{error}: give another with --name") from None
+    if found.tag is None or found.digest is not None:
+        raise ImageError(f"{name!r} has a digest, which only the engine gives: give another with --name")
+    return text, text.removesuffix(f":{found.tag}"), found.tag
+
+
+def _checked(image: str) -> str:
+    """Return a text if it is an image's id or reference.
+
+    Raises:
+        ImageError: It is neither.
+    """
+    try:
+        Image().check("IMAGE", image)
+    except Refused as error:
+        raise ImageError(error.message) from None
+    return image
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-CONTAINER = r"[0-9a-f]{64}"
-LAYER = r"sha256:[0-9a-f]{64}"
-IMAGE = r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}"
+from .names import CONTAINER, LAYER, Reference
+
 PATH = r"/[^\0]{0,4095}"
 
 
@@ -31,6 +30,11 @@ class Refused(Exception):
         self.message = message
 
 
+def _is_text(value: Any) -> bool:
+    """Return whether a value is a string without NUL that can be encoded: JSON allows half a surrogate pair."""
+    return isinstance(value, str) and "\0" not in value and re.search(r"[\ud800-\udfff]", value) is None
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """A string that fully matches a regular expression."""
@@ -38,8 +42,23 @@ class Text:
     pattern: str
 
     def check(self, name: str, value: Any) -> None:
-        if not isinstance(value, str) or not re.fullmatch(self.pattern, value, re.DOTALL):
+        if not _is_text(value) or not re.fullmatch(self.pattern, value, re.DOTALL | re.ASCII):
             raise Refused("invalid", f"{name}: a string of the form {self.pattern} is required")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The id of an image or layer, or a reference by the engine's grammar."""
+
+    def check(self, name: str, value: Any) -> None:
+        if not isinstance(value, str):
+            raise Refused("invalid", f"{name}: a string is required")
+        if re.fullmatch(LAYER, value):
+            return
+        try:
+            Reference.parse(value)
+        except ValueError as error:
+            raise Refused("invalid", f"{name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +95,7 @@ class Texts:
         if not isinstance(value, list) or not 1 <= len(value) <= self.most:
             raise Refused("invalid", f"{name}: a list of 1 to {self.most} strings is required")
         for text in value:
-            if not isinstance(text, str) or "\0" in text or len(text) > self.longest:
+            if not _is_text(text) or len(text) > self.longest:
                 raise Refused(
                     "invalid", f"{name}: strings without NUL of at most {self.longest} characters are required"
                 )
@@ -112,11 +131,11 @@ class Facts:
             raise Refused("invalid", f"{name}: at most {self.most} names are required")
         for key, text in value.items():
             Text(r"[a-z][a-z_]{0,31}").check(f"{name} name", key)
-            if not isinstance(text, str) or len(text) > self.longest or "\0" in text:
+            if not _is_text(text) or len(text) > self.longest:
                 raise Refused("invalid", f"{name} {key}: a string of at most {self.longest} characters is required")
 
 
-Rule = Text | Number | Flag | Texts | Sizes | Facts
+Rule = Text | Image | Number | Flag | Texts | Sizes | Facts
 MIB = 1024**2
 _ONE = {"container": Text(CONTAINER)}
 
@@ -124,7 +143,7 @@ VERBS: Mapping[str, tuple[Mapping[str, Rule], Mapping[str, Rule]]] = {
     # verb: (required arguments, optional arguments)
     "ping": ({}, {}),
     "create": (
-        {"image": Text(f"{LAYER}|{IMAGE}")},
+        {"image": Image()},
         {
             "memory_bytes": Number(16 * MIB, 1024**4),
             "pids": Number(4, 32_768),

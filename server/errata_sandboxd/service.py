@@ -1,5 +1,4 @@
-"""Serves requests on the broker's socket and runs programs in containers. A connection carries one request, as JSON
-lines.
+"""Serves requests on the broker's socket. A connection carries one request, as JSON lines.
 
 -> {"do": "exec", "container": "...", "argv": [...], "timeout_s": 30}
 -> {"data": "<base64>"} ... {"end": true}         the input of exec and copy_in
@@ -10,15 +9,12 @@ lines.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
+import io
 import logging
-import select
+import shutil
 import socket
 import socketserver
-import struct
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,22 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from . import archives
-from .engine import Engine, Policy
+from .engine import SLOW_S, Engine, Policy
+from .lines import CHUNK_BYTES, Disconnected, Lines, text_of
+from .programs import Exec
 from .schema import Refused, check_request
+from .spool import Spool
 
 log = logging.getLogger("errata.sandboxd")
 
-MAX_LINE = 2 * 1024**2
-_CONNECTIONS = 256
-_STALL_S = 60.0
-"""Time without a byte read by the client after which its connection is closed."""
-_CHUNK_BYTES = 1 << 16
-_FAST_BYTES, _SLOW_BYTES_PER_S = 16 * 1024**2, 32 * 1024**2
-"""After the first bytes output is read at a limited rate: `yes` prints 2 GB/s, and reading that would use a core."""
-
-
-class Disconnected(Exception):
-    """The client closed its connection."""
+REQUEST_S = 10.0
+"""Time within which the line of a request has to arrive."""
+IDLE = 128
+"""Most connections without a running request. One more ends the oldest of them."""
+_BACKLOG = 1024
 
 
 class Connection(socketserver.BaseRequestHandler):
@@ -51,37 +44,46 @@ class Connection(socketserver.BaseRequestHandler):
     request: socket.socket
 
     def setup(self) -> None:
-        self._received = bytearray()
-        self._searched = 0
-        self._unsent = bytearray()
+        self.lines = Lines(self.request, self.server.parsing)
+        self.evicted = False
 
     def handle(self) -> None:
         """Read the request, carry it out, send the answer or error, and log it."""
         began, verb, outcome = time.monotonic(), "?", "ok"
+        service = self.server
         try:
-            with self.server.request_slot():
-                verb, arguments = check_request(self._line())
+            with service.idle(self):
+                verb, arguments = self.lines.request(time.monotonic() + REQUEST_S, check_request)
+            with service.request_slot():
                 answer = self._carry_out(verb, arguments)
-                self.send({"ok": answer})
+                self.lines.send({"ok": answer})
         except Refused as error:
             outcome = error.code
-            with contextlib.suppress(Disconnected):
-                self.send({"error": {"code": error.code, "message": error.message}})
+            self._send_error(error.code, error.message)
         except Disconnected:
             outcome = "gone"
+            if self.evicted:
+                outcome = "busy"
+                self._send_error("busy", f"{IDLE} other connections wait for a request: try again")
         except Exception as error:
             outcome = "failed"
             log.exception("%s failed", verb)
-            with contextlib.suppress(Disconnected):
-                self.send({"error": {"code": "engine_failed", "message": f"{type(error).__name__}: {error}"}})
+            self._send_error("engine_failed", f"{type(error).__name__}: {error}")
         took = time.monotonic() - began
-        log.info("%s %s %s %.0f ms", self.server.engine.owner, verb, outcome, took * 1000)
+        log.info("%s %s %s %.0f ms", service.engine.owner, verb, outcome, took * 1000)
+        if outcome != "gone":
+            with service.idle(self):
+                self.lines.finish()
+
+    def _send_error(self, code: str, message: str) -> None:
+        with contextlib.suppress(Disconnected):
+            self.lines.send({"error": {"code": code, "message": message}})
 
     def _carry_out(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Carry out a checked request and return its answer."""
         engine = self.server.engine
         if verb == "exec":
-            return Exec(self, engine, **arguments).run()
+            return Exec(self.lines, engine, self.server.ending, **arguments).run()
         if verb == "copy_in":
             return self._copy_in(**arguments)
         if verb == "copy_out":
@@ -90,280 +92,86 @@ class Connection(socketserver.BaseRequestHandler):
         return answer
 
     def _copy_in(self, container: str) -> dict[str, Any]:
-        """Receive an archive, check it and unpack it in a container."""
-        most = self.server.engine.policy.archive_bytes
-        self.server.engine.inspect(container)  # refuse an unknown container before receiving the archive
-        with tempfile.SpooledTemporaryFile(8 * 1024**2) as sent, tempfile.SpooledTemporaryFile(8 * 1024**2) as clean:
-            for data in self.data():
-                sent.write(data)
-                if sent.tell() > most:
-                    raise Refused("too_large", f"an archive of more than {most} bytes: raise --archive-mib")
-            sent.seek(0)
+        """Receive an archive, check it member by member, and unpack it in a container when all of it is right."""
+        engine, most = self.server.engine, self.server.engine.policy.archive_bytes
+        engine.inspect(container)  # refuse an unknown container before receiving the archive
+        too_large = f"an archive that has more than {most} bytes when it is written out: raise --archive-mib"
+        with engine.copying(), self.server.spool.file(most, too_large) as clean:
+            sent = _Received(self.lines.data(time.monotonic() + SLOW_S), most)
             archives.copy_checked(sent, clean)
-            clean.seek(0)
-            self.server.engine.put(container, clean)
+            sent.drop()
+            engine.put(container, clean.rewound())
         return {}
 
     def _copy_out(self, container: str, path: str, max_bytes: int) -> dict[str, Any]:
-        """Send an archive of a path. It is read whole first, so a slow client does not occupy the engine."""
-        with tempfile.SpooledTemporaryFile(8 * 1024**2) as held:
-            with self.server.engine.get(container, path) as (stream, about):
+        """Send an archive of a path.
+
+        What the client does not read at once is kept, so a slow client does not occupy the engine; and one that has
+        enough after the first bytes ends it.
+        """
+        engine = self.server.engine
+        most = min(max_bytes, engine.policy.copy_out_bytes)
+        bound = "raise --copy-out-mib" if most < max_bytes else "raise max_bytes"
+        with self.server.spool.file(most, f"{path} has more than {most} bytes: {bound}") as held:
+            sent = 0
+
+            def piece() -> dict[str, Any] | None:
+                nonlocal sent
+                data = held.read_at(sent, CHUNK_BYTES)
+                sent += len(data)
+                if not data and sent:
+                    held.clear()
+                    sent = 0
+                return {"data": text_of(data)} if data else None
+
+            with engine.copying(), engine.get(container, path) as (stream, about):
                 for data in stream:
-                    held.write(data)
-                    if held.tell() > max_bytes:
-                        raise Refused("too_large", f"{path} has more than {max_bytes} bytes")
-            held.seek(0)
-            while data := held.read(_CHUNK_BYTES):
-                self.send({"data": _text(data)})
+                    for at in range(0, len(data), CHUNK_BYTES):
+                        held.write(data[at : at + CHUNK_BYTES])
+                        self.lines.offer(piece)
+            while (line := piece()) is not None:
+                self.lines.send(line)
         return {"mode": about.get("mode"), "size": about.get("size"), "link": about.get("linkTarget", "")}
 
-    def data(self) -> Iterator[bytes]:
-        """Yield the data that the client sends after its request, until its end."""
-        while (data := data_of(self._line())) is not None:
-            yield data
 
-    def _line(self) -> Any:
-        while (line := self.next_line()) is None:
-            self.receive()
-        return line
-
-    def receive(self) -> None:
-        """Receive bytes from the client, blocking.
-
-        Raises:
-            Disconnected: The client closed the connection.
-        """
-        try:
-            data = self.request.recv(1 << 16)
-        except OSError as error:
-            raise Disconnected from error
-        if not data:
-            raise Disconnected
-        self._received += data
-
-    def next_line(self) -> Any:
-        """Return the next line as parsed JSON; None if no complete line was received yet.
-
-        Raises:
-            Refused: The line is too long or is no JSON.
-        """
-        end = self._received.find(b"\n", self._searched)
-        if end < 0:
-            self._searched = len(self._received)
-            if len(self._received) > MAX_LINE:
-                raise Refused("too_large", f"a line of more than {MAX_LINE} bytes: send data in pieces")
-            return None
-        line = bytes(self._received[:end])
-        del self._received[: end + 1]
-        self._searched = 0
-        try:
-            return json.loads(line)
-        except ValueError:
-            raise Refused("invalid", "a line of JSON is required") from None
-
-    def send(self, message: dict[str, Any], until: float | None = None) -> None:
-        """Send one line.
-
-        Args:
-            message: The line.
-            until: Deadline, on the monotonic clock. What it leaves unsent is sent before the next line.
-
-        Raises:
-            Disconnected: The client closed the connection, or read nothing for `_STALL_S`.
-            TimeoutError: The deadline has passed.
-        """
-        self._unsent += json.dumps(message).encode() + b"\n"
-        while self._unsent:
-            try:
-                del self._unsent[: self.request.send(self._unsent, socket.MSG_DONTWAIT)]
-                continue
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                raise Disconnected from error
-            writable = select.poll()
-            writable.register(self.request, select.POLLOUT)
-            left = _STALL_S if until is None else min(_STALL_S, until - time.monotonic())
-            if not writable.poll(max(0.0, 1000 * left)):
-                if until is not None and time.monotonic() >= until:
-                    raise TimeoutError
-                raise Disconnected("the client does not read")
-
-
-class Exec:
-    """Runs one program in a container and forwards its streams. It is killed at its deadline, when its output exceeds
-    the limit, and when the client disconnects.
-
-    The engine cannot end an exec, and killing its process would leave children. So the container is restarted, which
-    ends all processes and keeps the files.
+class _Received(io.RawIOBase):
+    """The archive that a client sends, as a file that is read once.
 
     Args:
-        caller: The client's connection.
-        engine: The engine.
-        container: Id of the container.
-        argv: Program and arguments.
-        timeout_s: Wall time after which it is killed.
-        root: Run it as root instead of as the agent.
-        output_bytes: Output after which it is killed.
+        data: The pieces.
+        most_bytes: Most bytes of all pieces.
     """
 
-    def __init__(
-        self,
-        caller: Connection,
-        engine: Engine,
-        container: str,
-        argv: list[str],
-        timeout_s: float,
-        root: bool = False,
-        output_bytes: int = 4 * 1024**3,
-    ) -> None:
-        self._caller, self._engine, self._container = caller, engine, container
-        self._argv, self._root, self._output_bytes = argv, root, output_bytes
-        self._timeout_s, self._until = timeout_s, 0.0
-        self._shut = False
+    def __init__(self, data: Iterator[bytes], most_bytes: int) -> None:
+        self._data, self._most_bytes = data, most_bytes
+        self._total, self._rest = 0, memoryview(b"")
 
-    def run(self) -> dict[str, Any]:
-        """Run the program and forward its streams until it ends or is killed.
+    def readable(self) -> bool:
+        return True
 
-        Returns:
-            ``ended``: ``exit``, or why it was killed: ``timeout``, ``output`` (too much) or ``stopped`` (the client
-            asked for it). ``exit``: the exit status, None if it was killed.
+    def read(self, size: int = -1) -> bytes:
+        """Return up to ``size`` bytes; none at the end.
 
         Raises:
-            Refused: The engine failed, or the client sent something invalid.
-            Disconnected: The client disconnected. The program is killed then, as after `Refused` while it runs.
-        """
-        name, link, rest = self._engine.exec_start(self._container, self._argv, root=self._root)
-        status, self._until = None, time.monotonic() + self._timeout_s
-        try:
-            with link:
-                link.setblocking(False)
-                try:
-                    why = self._relay(link, rest)
-                except TimeoutError:
-                    why = "timeout"
-            if why == "exit":
-                status = self._status(name)
-                why = "timeout" if status is None else why
-        except BaseException:
-            self._kill()
-            raise
-        if why != "exit":
-            self._kill()
-        return {"ended": why, "exit": status}
-
-    def _relay(self, link: socket.socket, rest: bytes) -> str:
-        """Forward the streams in both directions until one of them ends it.
-
-        Returns:
-            ``exit`` (the engine closed the streams), ``timeout``, ``output`` or ``stopped``.
-
-        Args:
-            link: The connection to the engine, non-blocking.
-            rest: Bytes that were received from it already.
-
-        Raises:
+            Refused: The client sent more than it may, or something else than data.
             Disconnected: The client closed the connection.
-            Refused: The client sent something invalid, or the engine closed the exec.
         """
-        caller = self._caller
-        incoming, outgoing, total = bytearray(rest), bytearray(), 0
-        sending, slow_from = True, 0.0
-        while True:
-            total += self._forward(incoming)
-            if total > self._output_bytes:
-                return "output"
-            while len(outgoing) < _CHUNK_BYTES and (line := caller.next_line()) is not None:
-                if line == {"stop": True}:
-                    return "stopped"
-                if not sending:
-                    raise Refused("invalid", 'after the end only {"stop": true} is allowed')
-                data = data_of(line)
-                sending = data is not None
-                outgoing += data or b""
-            pause = 0.0
-            if total > _FAST_BYTES:
-                slow_from = slow_from or time.monotonic()
-                pause = (total - _FAST_BYTES) / _SLOW_BYTES_PER_S - (time.monotonic() - slow_from)
-            left = self._until - time.monotonic()
-            if left <= 0:
-                return "timeout"
-            poll = select.poll()
-            if not sending or len(outgoing) < _CHUNK_BYTES:
-                poll.register(caller.request, select.POLLIN)
-            wants = (select.POLLIN if pause <= 0 else 0) | (select.POLLOUT if outgoing else 0)
-            if wants:
-                poll.register(link, wants)
-            ready = dict(poll.poll(1000 * min(left, pause if pause > 0 else left) + 1))
-            if caller.request.fileno() in ready:
-                caller.receive()
-            events = ready.get(link.fileno(), 0)
-            if events & select.POLLOUT:
-                try:
-                    del outgoing[: link.send(outgoing)]
-                except BlockingIOError:
-                    pass
-                except OSError:  # the program has closed its standard input
-                    outgoing.clear()
-            if not sending and not outgoing and not self._shut:
-                self._shut = True
-                with contextlib.suppress(OSError):
-                    link.shutdown(socket.SHUT_WR)
-            if events & ~select.POLLOUT:
-                try:
-                    more = link.recv(1 << 16)
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    raise Refused("engine_away", f"the engine closed an exec: {error}") from error
-                if not more:
-                    self._forward(incoming)
-                    return "exit"
-                incoming += more
+        while not self._rest:
+            piece = next(self._data, None)
+            if piece is None:
+                return b""
+            self._total += len(piece)
+            if self._total > self._most_bytes:
+                raise Refused("too_large", f"an archive of more than {self._most_bytes} bytes: raise --archive-mib")
+            self._rest = memoryview(piece)
+        size = len(self._rest) if size < 0 else size
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(found)
 
-    def _forward(self, incoming: bytearray) -> int:
-        """Send the complete frames of the engine to the client; return how many bytes of output they have.
-
-        Raises:
-            TimeoutError: The deadline passed while the client did not read.
-        """
-        total = 0
-        while len(incoming) >= 8:
-            kind, size = struct.unpack_from(">BxxxL", incoming)
-            if len(incoming) < 8 + size:
-                break
-            data = bytes(incoming[8 : 8 + size])
-            del incoming[: 8 + size]
-            total += size
-            stream = "stderr" if kind == 2 else "stdout"
-            for at in range(0, size, _CHUNK_BYTES):
-                self._caller.send({stream: _text(data[at : at + _CHUNK_BYTES])}, self._until)
-        return total
-
-    def _status(self, name: str) -> int | None:
-        """Wait for the exit status of an exec; None if it still runs at the deadline."""
-        wait = 0.002
-        while True:
-            status = self._engine.exec_status(name)
-            if status is not None:
-                return status
-            if time.monotonic() >= self._until:
-                return None
-            time.sleep(wait)
-            wait = min(wait * 2, 0.1)
-
-    def _kill(self) -> None:
-        """Kill the program by restarting its container; do nothing if the container was removed meanwhile.
-
-        Raises:
-            Refused: The engine did not restart the container.
-        """
-        try:
-            self._engine.restart(self._container)
-        except Refused as error:
-            if error.code != "unknown":
-                log.warning("container %s was not restarted: %s", self._container[:12], error.message)
-                raise
+    def drop(self) -> None:
+        """Read what follows the end of the archive."""
+        while self.read():
+            pass
 
 
 class Service(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -374,53 +182,98 @@ class Service(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         policy: What is allowed.
         owner: Label of the containers and layers of this socket.
         mode: Permission bits of the socket.
+        group: Group of the socket; empty for that of the process.
     """
 
     daemon_threads = True
-    request_queue_size = 128
+    request_queue_size = _BACKLOG
 
-    def __init__(self, path: Path, policy: Policy, owner: str, mode: int = 0o660) -> None:
+    def __init__(self, path: Path, policy: Policy, owner: str, mode: int = 0o660, group: str = "") -> None:
         self.engine = Engine(policy, owner)
-        self._slots = threading.BoundedSemaphore(_CONNECTIONS)
+        self.spool = Spool(policy.spool_bytes)
+        self.ending = threading.Event()
+        self.parsing = threading.Lock()
+        self._path = path
+        self._idle: dict[Connection, None] = {}
+        self._stopping = False
+        self._running = 0
+        self._changed = threading.Condition()
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_socket():
-            path.unlink()
-        super().__init__(str(path), Connection, bind_and_activate=False)
+        # Under another name first: nobody meets a socket that does not listen yet or has other permissions.
+        new = path.with_name(f".{path.name}.new")
+        new.unlink(missing_ok=True)
+        super().__init__(str(new), Connection, bind_and_activate=False)
         self.server_bind()
-        path.chmod(mode)
+        new.chmod(mode)
+        if group:
+            shutil.chown(new, group=group)
         self.server_activate()
+        self._inode = new.stat().st_ino
+        new.replace(path)
+
+    @contextlib.contextmanager
+    def idle(self, connection: Connection) -> Iterator[None]:
+        """Count a connection as one without a running request. The oldest of too many is evicted."""
+        with self._changed:
+            oldest = next(iter(self._idle)) if len(self._idle) >= IDLE else None
+            if oldest is not None:
+                del self._idle[oldest]
+                oldest.evicted = True
+                with contextlib.suppress(OSError):
+                    oldest.request.shutdown(socket.SHUT_RD)  # its thread wakes up, and can still send
+            self._idle[connection] = None
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._idle.pop(connection, None)
 
     @contextlib.contextmanager
     def request_slot(self) -> Iterator[None]:
         """Count a request while it runs.
 
         Raises:
-            Refused: ``conflict``: too many requests are running.
+            Refused: ``busy``: too many requests are running, or the broker is being stopped.
         """
-        if not self._slots.acquire(blocking=False):
-            raise Refused("conflict", f"{_CONNECTIONS} requests at once: wait for one to end")
+        most = self.engine.policy.connections
+        with self._changed:
+            if self._stopping:
+                raise Refused("busy", "the broker is being stopped: try again")
+            if self._running >= most:
+                raise Refused("busy", f"{most} requests at once: try again")
+            self._running += 1
         try:
             yield
         finally:
-            self._slots.release()
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def end(self, grace_s: float) -> None:
+        """Take no more requests, wait for those that run, and end those that take longer.
+
+        Args:
+            grace_s: Seconds for requests to end, and again for programs to be killed.
+        """
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_ino == self._inode:  # else it is another broker's by now
+                self._path.unlink()
+        self.shutdown()
+        with self._changed:
+            self._stopping = True
+        self.socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:  # who connected before the socket was gone gets an answer, too
+                self.process_request(self.socket.accept()[0], "")
+        self.server_close()
+        for _ in range(2):
+            with self._changed:
+                if self._changed.wait_for(lambda: self._running == 0, grace_s):
+                    return
+            self.ending.set()
+
+    def shutdown_request(self, request: Any) -> None:
+        self.close_request(request)  # `Lines.finish` has ended it where somebody may still read
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.exception("a connection failed")
-
-
-def data_of(line: Any) -> bytes | None:
-    """Return the data in a client's line, None for the end of the data.
-
-    Raises:
-        Refused: ``invalid``: the line is neither.
-    """
-    if isinstance(line, dict) and line.get("end") is True:
-        return None
-    try:
-        return base64.b64decode(line["data"], validate=True)
-    except (KeyError, TypeError, ValueError):
-        raise Refused("invalid", 'a line with "data" in base64 or "end" is required') from None
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")

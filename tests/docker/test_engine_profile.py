@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shlex
 from typing import Any
@@ -14,6 +15,8 @@ from errata_client import ErrataClient
 from .conftest import ROOT, Compose
 from .vanilla import GENERATIONS, played
 
+BASE = "debian:bookworm-slim"
+
 
 def test_the_server_has_no_privilege_and_not_the_engines_socket(containers: Compose) -> None:
     state = json.loads(containers.docker("inspect", containers.container("containers")))[0]
@@ -22,6 +25,46 @@ def test_the_server_has_no_privilege_and_not_the_engines_socket(containers: Comp
     assert sorted(mount["Destination"] for mount in state["Mounts"]) == ["/data", "/run/sandboxd"]
     broker = json.loads(containers.docker("inspect", containers.container("sandboxd")))[0]
     assert broker["HostConfig"]["NetworkMode"] == "none" and broker["NetworkSettings"]["Ports"] == {}
+    assert 0 < broker["HostConfig"]["Memory"] <= 2 * 1024**3 and broker["HostConfig"]["PidsLimit"] > 0
+    assert "size=" in broker["HostConfig"]["Tmpfs"]["/tmp"]
+
+
+def test_the_brokers_image_has_what_the_broker_imports_and_no_more(containers: Compose) -> None:
+    image = containers.docker("inspect", "--format", "{{.Image}}", containers.container("sandboxd"))
+    size, base = (int(containers.docker("image", "inspect", "--format", "{{.Size}}", name)) for name in (image, BASE))
+    assert size - base <= 150 * 1000**2
+    inside = ("run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c")
+    absent = "import importlib.util as u; print([n for n in {} if u.find_spec(n)])"
+    names = [
+        "errata_server",
+        "errata_protocol",
+        "errata_client",
+        "gradio",
+        "pandas",
+        "openai",
+        "fastapi",
+        "pip",
+        "apsw",
+    ]
+    assert containers.docker(*inside, absent.format(names)) == "[]"
+    modules = "import errata_sandboxd.cli, errata_sandboxd.service, errata_sandboxd.images, docker; print('all')"
+    assert containers.docker(*inside, modules) == "all"
+
+
+async def test_a_restart_of_the_broker_is_a_wait_of_the_sessions(containers: Compose) -> None:
+    url = f"http://127.0.0.1:{containers.containers_port}/terminal"
+    clients = [ErrataClient(url, headers=containers.headers, message_timeout_s=120) for _ in range(6)]
+    async with contextlib.AsyncExitStack() as opened:
+        for client in clients:
+            await opened.enter_async_context(client)
+            await client.reset()
+            assert (await client.step({"command": "echo 0 > n"})).observation["exit_code"] == 0
+        restarting = asyncio.to_thread(containers.run, "--profile", "engine", "restart", "sandboxd")
+        steps = [client.step({"command": f"sleep 1; echo {n} >> n; cat n"}) for n, client in enumerate(clients)]
+        *answers, _ = await asyncio.gather(*steps, restarting)
+        answers += await asyncio.gather(*(client.step({"command": "cat n"}) for client in clients))
+        shown = [answer.observation["stdout"] for answer in answers]
+        assert shown == [f"0\n{n}\n" for n in range(6)] * 2
 
 
 async def test_a_session_is_a_container_and_forks_by_execution_again(containers: Compose) -> None:

@@ -14,7 +14,7 @@ import pytest
 from errata_protocol.errors import SandboxUnavailable
 from errata_server.sandbox.base_trees.importer import agent_mode, import_base
 from errata_server.sandbox.base_trees.recipe import AGENT_UID, content_digest
-from errata_server.sandbox.base_trees.tree import check_owner
+from errata_server.sandbox.base_trees.tree import check_owner, publish
 
 ENTRIES = [
     ("bin", "dir", 0o755, 0, ""),
@@ -146,3 +146,207 @@ def test_a_tree_of_another_user_is_refused_with_the_command_that_copies_it(tmp_p
         SandboxUnavailable, match=rf"belongs to uid 1000.*run `errata base import {made.root.parent} mine`"
     ):
         check_owner(made)
+
+
+# Hostile archives and records
+
+
+def packed(place: Path, record: object, entries: list[tuple[str, str, int, int, str]] = ENTRIES) -> Path:
+    """Return an archive of a base tree with this ``base.json``, bytes or what becomes JSON."""
+    archive(place, entries, "root/")
+    data = record if isinstance(record, bytes) else json.dumps(record).encode()
+    with tarfile.open(place, "a") as made:
+        member = tarfile.TarInfo("base.json")
+        member.size = len(data)
+        made.addfile(member, io.BytesIO(data))
+    return place
+
+
+def state(path: Path) -> list[tuple[object, ...]]:
+    """Return modes, owners and contents of all that is below a directory, and of itself."""
+    found = []
+    for one in [path, *sorted(path.rglob("*"))]:
+        info = one.lstat()
+        content = one.read_bytes() if stat.S_ISREG(info.st_mode) else b""
+        if one.is_symlink():
+            content = os.fsencode(one.readlink())
+        found.append((str(one), info.st_mode, info.st_uid, info.st_gid, content))
+    return found
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pytest.param(
+            [("d", "link", 0o777, 0, "OUTSIDE"), ("d", "dir", 0o4777, AGENT_UID, "")], id="directory over a link"
+        ),
+        pytest.param([("d", "link", 0o777, 0, "OUTSIDE"), ("d/.", "dir", 0o4777, AGENT_UID, "")], id="with a dot"),
+        pytest.param([("d", "link", 0o777, 0, "OUTSIDE"), ("d/x", "file", 0o644, 0, "x")], id="file behind a link"),
+        pytest.param([("d", "link", 0o777, 0, "OUTSIDE"), ("d/x", "dir", 0o777, 0, "")], id="directory behind a link"),
+        pytest.param([("d", "link", 0o777, 0, "OUTSIDE/file"), ("d", "file", 0o644, 0, "x")], id="file over a link"),
+        pytest.param([("e", "hard", 0o777, AGENT_UID, "../OUTSIDE/file")], id="hard link with dots"),
+        pytest.param(
+            [("d", "link", 0o777, 0, "OUTSIDE"), ("e", "hard", 0o777, 0, "d/file")], id="hard link behind a link"
+        ),
+        pytest.param([("e", "hard", 0o777, 0, "nothing")], id="hard link to nothing"),
+        pytest.param([("e", "hard", 0o777, 0, "bin")], id="hard link to a directory"),
+        pytest.param([("bin", "link", 0o777, 0, "OUTSIDE")], id="link over a directory"),
+        pytest.param([("a" * 300, "file", 0o644, 0, "x")], id="long name"),
+        pytest.param([("a/" * 3000 + "b", "file", 0o644, 0, "x")], id="long path"),
+        pytest.param([("x", "file", 0o644, 2**40, "x")], id="no owner"),
+    ],
+)
+def test_no_entry_reaches_out_of_the_tree(
+    tmp_path: Path, bases: Path, hostile: list[tuple[str, str, int, int, str]]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o700)
+    (outside / "file").write_text("mine")
+    before = state(outside)
+    entries = [
+        (name, kind, mode, uid, text.replace("OUTSIDE", str(outside))) for name, kind, mode, uid, text in hostile
+    ]
+    with pytest.raises(SandboxUnavailable) as caught:
+        import_base(archive(tmp_path / "x.tar", [*ENTRIES, *entries]), "mine", directory=bases)
+    assert "\n" not in str(caught.value)
+    assert state(outside) == before
+    assert [path.name for path in bases.iterdir()] == [".mine.lock"]
+
+
+HOSTILE_IDS = [
+    "..",
+    ".",
+    "/",
+    "/etc",
+    "../../../x",
+    "a/b",
+    "a\0b",
+    "a" * 300,
+    "a\n",
+    "\u0430",
+    "",
+    5,
+    [],
+    {},
+    True,
+    None,
+    1e300,
+]
+
+
+@pytest.mark.parametrize("identity", HOSTILE_IDS, ids=ascii)
+@pytest.mark.parametrize("kind", ["archive", "directory"])
+def test_the_id_of_a_tree_is_no_path(tmp_path: Path, bases: Path, identity: object, kind: str) -> None:
+    import_base(archive(tmp_path / "x.tar", ENTRIES), "first", directory=bases)
+    before = state(tmp_path)
+    source = packed(tmp_path / "hostile.tar", {"id": identity})
+    if kind == "directory":
+        source = unpacked(tmp_path, source)
+    with pytest.raises(SandboxUnavailable, match="cannot be") as caught:
+        import_base(source, "mine", directory=bases)
+    assert "\n" not in str(caught.value)
+    assert [row for row in state(tmp_path) if row in before] == before
+
+
+def unpacked(place: Path, source: Path) -> Path:
+    """Return the directory that an archive is unpacked in."""
+    made = place / "hostile"
+    with tarfile.open(source) as opened:
+        for member in opened:
+            if not member.ischr():
+                opened.extract(member, made, filter="tar")
+    return made
+
+
+HOSTILE_RECORDS = {
+    "a list": b"[1]",
+    "text": b'"x"',
+    "nothing": b"",
+    "broken": b'{"id": "x"',
+    "deep": b'{"id": "x", "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "not UTF-8": b'{"id": "\xff"}',
+    "half a surrogate": b'{"id": "\\ud800"}',
+    "large": b'{"id": "x", "a": "' + b"a" * 2 * 1024**2 + b'"}',
+    "numbers": b'{"id": "x", "digest": 5}',
+    "a writable of the host": b'{"id": "x", "writable": ["/etc"]}',
+    "a writable above": b'{"id": "x", "writable": ["a/../../etc"]}',
+    "a writable that is none": b'{"id": "x", "writable": {"etc": 1}}',
+}
+
+
+@pytest.mark.parametrize("record", HOSTILE_RECORDS)
+@pytest.mark.parametrize("kind", ["archive", "directory"])
+def test_a_record_that_is_none_is_one_line(tmp_path: Path, bases: Path, record: str, kind: str) -> None:
+    source = packed(tmp_path / "x.tar", HOSTILE_RECORDS[record])
+    with pytest.raises(SandboxUnavailable) as caught:
+        import_base(unpacked(tmp_path, source) if kind == "directory" else source, "mine", directory=bases)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in bases.iterdir()] == [".mine.lock"]
+
+
+@pytest.mark.parametrize("special", ["symlink", "FIFO", "directory", "device"])
+def test_a_record_is_a_regular_file(tmp_path: Path, bases: Path, special: str) -> None:
+    (tmp_path / "record").write_text('{"id": "x"}')
+    source = tmp_path / "tree"
+    (source / "root").mkdir(parents=True)
+    made = source / "base.json"
+    if special == "symlink":
+        made.symlink_to(tmp_path / "record")
+    elif special == "FIFO":
+        os.mkfifo(made)
+    elif special == "directory":
+        made.mkdir()
+    else:
+        made.symlink_to("/dev/zero")
+    with pytest.raises(SandboxUnavailable, match=r"base\.json"):
+        import_base(source, "mine", directory=bases)
+
+
+@pytest.mark.parametrize("kind", ["link", "hard", "dir", "device"])
+def test_a_record_in_an_archive_is_a_regular_file(tmp_path: Path, bases: Path, kind: str) -> None:
+    source = archive(tmp_path / "x.tar", [*ENTRIES, ("base.json", kind, 0o644, 0, "etc/hosts")])
+    with pytest.raises(SandboxUnavailable, match=r"base\.json"):
+        import_base(source, "mine", directory=bases)
+
+
+def test_the_root_of_a_tree_is_no_link(tmp_path: Path, bases: Path) -> None:
+    source = tmp_path / "tree"
+    source.mkdir()
+    (source / "base.json").write_text('{"id": "x"}')
+    (source / "root").symlink_to("/")
+    with pytest.raises(SandboxUnavailable, match="root is a symlink"):
+        import_base(source, "mine", directory=bases)
+
+
+def test_the_id_of_another_tree_is_refused(tmp_path: Path, bases: Path) -> None:
+    first = import_base(packed(tmp_path / "first.tar", {"id": "known"}), "one", directory=bases)
+    before = state(bases)
+    hostile = [*ENTRIES, ("etc", "dir", 0o777, 0, ""), ("etc/more", "file", 0o644, 0, "x")]
+    with pytest.raises(SandboxUnavailable, match="is another tree's, with other files"):
+        import_base(packed(tmp_path / "other.tar", {"id": "known"}, hostile), "two", directory=bases)
+    digest = json.loads((first.root.parent / "base.json").read_text())["digest"]
+    with pytest.raises(SandboxUnavailable, match="is another tree's, with other files"):
+        import_base(packed(tmp_path / "other.tar", {"id": "known", "digest": digest}, hostile), "two", directory=bases)
+    assert [row for row in state(bases) if ".two" not in str(row[0])] == before
+
+
+def test_the_same_tree_again_is_only_named(tmp_path: Path, bases: Path) -> None:
+    first = import_base(packed(tmp_path / "first.tar", {"id": "known"}), "one", directory=bases)
+    record = (first.root.parent / "base.json").read_bytes()
+    again = import_base(packed(tmp_path / "again.tar", {"id": "known", "suite": "other"}), "two", directory=bases)
+    assert (again.id, (again.root.parent / "base.json").read_bytes()) == ("known", record)
+    assert str((bases / "two").readlink()) == "known"
+
+
+def test_a_name_is_no_id_and_an_id_no_name(tmp_path: Path, bases: Path) -> None:
+    import_base(packed(tmp_path / "first.tar", {"id": "known"}), "one", directory=bases)
+    for identity, name in (("one", "two"), ("two", "two"), ("other", "known")):
+        with pytest.raises(SandboxUnavailable):
+            import_base(packed(tmp_path / "other.tar", {"id": identity}), name, directory=bases)
+    assert str((bases / "one").readlink()) == "known"
+
+
+def test_an_imported_tree_does_not_pass_for_one_that_is_built(tmp_path: Path, bases: Path) -> None:
+    import_base(packed(tmp_path / "x.tar", {"id": "default-cafe", "digest": "sha256:cafe"}), "other", directory=bases)
+    with pytest.raises(SandboxUnavailable, match="other files than its id says"), publish("default", bases) as work:
+        (work / "base.json").write_text(json.dumps({"id": "default-cafe", "digest": "sha256:cafe"}))

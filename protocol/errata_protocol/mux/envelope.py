@@ -25,7 +25,6 @@ Decisions that PROTOCOL D states:
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -35,6 +34,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..errors import FrameTooLarge, InvalidEnvelope, RemoteProtocolError, Unparsable
 from ..json_text import cut_out, depth, elements, has_surrogates
+from ..names import SESSION
 from ..payload import DIGEST_PREFIX
 
 MAX_ID = 2**53 - 1
@@ -113,12 +113,10 @@ _RAW = msgspec.json.Decoder(Raw)
 _SERVER_ONE = msgspec.json.Decoder(ServerEnvelope)
 _SERVER_MANY = msgspec.json.Decoder(list[ServerEnvelope])
 
-_SID = re.compile(r"[A-Za-z0-9_-]{21,128}")
-
 
 def is_sid(text: str) -> bool:
     """Return whether ``text`` has the form of a session id or key."""
-    return _SID.fullmatch(text) is not None
+    return SESSION.matches(text)
 
 
 def read_frame(frame: bytes | str, *, max_bytes: int = 1 << 24, max_elements: int = 256) -> list[Element]:

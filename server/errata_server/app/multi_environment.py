@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.names import ENVIRONMENT
 
 from ..doors import http_routes
 from ..doors.auth import guard
@@ -23,7 +23,6 @@ from ..runtime.runtime import Runtime
 from .index_page import add_index
 from .upstream_routes import TASK_API, Forwarded
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED = frozenset(
     {
         "capabilities",
@@ -58,7 +57,7 @@ RESERVED = frozenset(
 def mount_by_name(app: Starlette, served: ASGIApp, name: str) -> None:
     """Mount ``served`` under ``/<name>`` too, unless the name is reserved, mounted already or no valid path segment."""
     mounted = any(isinstance(route, Mount) and route.path == f"/{name}" for route in app.router.routes)
-    if _NAME.fullmatch(name) and name not in RESERVED and not mounted:
+    if ENVIRONMENT.matches(name) and name not in RESERVED and not mounted:
         app.router.routes.append(Mount(f"/{name}", app=served, name=f"environment:{name}"))
 
 
@@ -129,7 +128,7 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
 
 def _check(names: list[str]) -> None:
     for name in names:
-        if not _NAME.fullmatch(name) or name in RESERVED:
+        if not ENVIRONMENT.matches(name) or name in RESERVED:
             raise InvalidRequest(
                 f"environment {name!r} cannot be served beside others: the path /{name} is not valid or is reserved; "
                 "give it another name"

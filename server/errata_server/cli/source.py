@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -24,6 +23,7 @@ from errata_protocol.errors import (
     UnknownEpisode,
     error_from_wire,
 )
+from errata_protocol.names import EPISODE
 from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord
 
 from ..doors.auth import principal_of
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..episodes.episodes import Episodes
 
 T = TypeVar("T")
-_EID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
 class _DeletedEpisode(BaseModel):
@@ -390,7 +389,7 @@ def _path(eid: str) -> str:
     Raises:
         UnknownEpisode: ``eid`` has characters that no id has, with which the path could lead elsewhere.
     """
-    if not _EID.fullmatch(eid):
+    if not EPISODE.matches(eid):
         raise UnknownEpisode(eid)
     return f"/episodes/{eid}"
 

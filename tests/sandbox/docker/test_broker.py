@@ -17,55 +17,12 @@ import pytest
 
 from errata_sandboxd.schema import VERBS
 
+from ...sandboxd.attacker import Attacker
 from .conftest import IMAGE, RunningBroker
 
 pytestmark = pytest.mark.containers
 
 NOWHERE = "0" * 64
-
-
-class Attacker:
-    """Sends any bytes to a broker's socket.
-
-    Args:
-        path: The socket.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def raw(self, sent: bytes) -> list[dict[str, Any]]:
-        """Return the lines that come back."""
-        with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(60)
-            link.connect(str(self._path))
-            link.sendall(sent)
-            return [json.loads(line) for line in link.makefile("rb")]
-
-    def call(self, do: str, *, data: bytes = b"", **arguments: Any) -> dict[str, Any]:
-        """Return the last line of an answer, with the output of a program as ``output``."""
-        sent = json.dumps({"do": do, **arguments}).encode() + b"\n"
-        if do in ("exec", "copy_in"):
-            sent += json.dumps({"data": base64.b64encode(data).decode()}).encode() + b'\n{"end": true}\n'
-        lines = self.raw(sent)
-        output = b"".join(base64.b64decode(text) for line in lines for text in line.values() if isinstance(text, str))
-        return {**lines[-1], "output": output}
-
-    def ok(self, do: str, **arguments: Any) -> dict[str, Any]:
-        answer = self.call(do, **arguments)
-        assert "ok" in answer, answer
-        return answer["ok"]
-
-    def code(self, do: str, **arguments: Any) -> str:
-        answer = self.call(do, **arguments)
-        assert "error" in answer, answer
-        return str(answer["error"]["code"])
-
-    def shell(self, container: str, text: str, **arguments: Any) -> str:
-        """Run a program of bash in a container, and return what it printed."""
-        answer = self.call("exec", container=container, argv=["/bin/bash", "-c", text], timeout_s=30, **arguments)
-        assert "ok" in answer, answer
-        return answer["output"].decode()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.names import BASE_ID
 from errata_server.sandbox.base_trees.derived import remove_base
 from errata_server.sandbox.base_trees.tree import base_directories, read_record
 
@@ -137,8 +138,7 @@ def _base_sizes(store: Store) -> Mapping[str, int]:
 
 
 def _record(identity: str) -> Mapping[str, Any] | None:
-    directory = base_directories()[0] / identity
-    return read_record(directory) if (directory / "base.json").is_file() else None
+    return read_record(base_directories()[0] / identity) if BASE_ID.matches(identity) else None
 
 
 def _size(path: Path) -> int:

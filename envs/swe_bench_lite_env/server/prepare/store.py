@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed, SandboxUnavailable
+from errata_protocol.names import INSTANCE, member_path
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.derived import using
 from errata_server.sandbox.spec import DEFAULT_PATH, Directory, Entry, File, SandboxSpec, Symlink
@@ -309,7 +310,7 @@ class Store:
             os.close(descriptor)
 
     def _record(self, instance_id: str, key: str) -> Path:
-        return self.directory / "instances" / instance_id / f"{key[:32]}.json"
+        return self.directory / "instances" / INSTANCE.check(instance_id) / f"{key[:32]}.json"
 
 
 class Catalogue:
@@ -508,7 +509,7 @@ def _system_entries(archive: Path) -> tuple[Entry, ...]:
     entries: list[Entry] = []
     with tarfile.open(archive) as opened:
         for member in opened:
-            path = "/" + member.name.lstrip("./")
+            path = "/" + "/".join(member_path(member.name).parts)
             if member.isdir():
                 entries.append(Directory(path, member.mode & 0o755))
             elif member.issym():

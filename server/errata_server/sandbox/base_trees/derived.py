@@ -21,11 +21,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from errata_protocol.errors import SandboxUnavailable
+from errata_protocol.names import BASE_ID, member_path
 
 from ..files import as_owner
 from ..files.walk import remove_tree
 from .agent_modes import agent_mode
-from .tree import BaseTree, base_directories, check_name, check_owner, locked, publish, read_record
+from .tree import ARCHIVE_ERRORS, BaseTree, base_directories, check_name, check_owner, locked, publish, read_record
 
 _FORMAT = 1
 _RECORD, _ROOT = "base.json", "root"
@@ -84,7 +85,7 @@ def derive_base(
                 directories = _link_tree(base.root, root, without)
                 added = sum(_unpack(archive, root, directories) for archive in archives)
                 _close(directories)
-            except (OSError, tarfile.TarError) as error:
+            except ARCHIVE_ERRORS as error:
                 raise SandboxUnavailable(f"base tree {name} could not be made in {directory}: {error}") from error
             origin = read_record(base.root.parent) or {}
             record = {
@@ -108,7 +109,7 @@ def derive_base(
 def remove_base(identity: str, directory: Path | None = None) -> bool:
     """Delete a tree and the links to it; return False, and delete nothing, while a process has it in `using`."""
     directory = (directory or base_directories()[0]).absolute()
-    check_name(identity)
+    check_name(identity, BASE_ID)
     with _claim(directory / f".{identity}.use", exclusive=True) as free:
         if not free:
             return False
@@ -127,6 +128,7 @@ def remove_base(identity: str, directory: Path | None = None) -> bool:
 @contextmanager
 def using(identity: str, directory: Path | None = None) -> Iterator[None]:
     """Keep `remove_base` of any process from deleting a tree, by a shared lock; a no-op if the tree is elsewhere."""
+    check_name(identity, BASE_ID)
     directory = (directory or base_directories()[0]).absolute()
     if not (directory / identity).is_dir():
         yield
@@ -250,13 +252,13 @@ def _unpack(archive: Path, root: Path, directories: dict[Path, _Directory]) -> i
     A file or symlink in the tree is replaced, an existing directory stays; devices and FIFOs are skipped.
 
     Raises:
-        OSError: The archive has a directory where the tree has something else, or a path that leads out of the tree.
-        tarfile.TarError: The archive cannot be read.
+        ARCHIVE_ERRORS: The archive cannot be read, has a directory where the tree has something else, or a path that
+            leads out of the tree.
     """
     added = 0
     with tarfile.open(archive) as opened:
         for member in opened:
-            path = _inside(member.name)
+            path = member_path(member.name)
             if path == PurePosixPath():
                 continue
             place = _place(root, path, directories)
@@ -271,7 +273,7 @@ def _unpack(archive: Path, root: Path, directories: dict[Path, _Directory]) -> i
                 place.symlink_to(member.linkname)
                 os.utime(place, (member.mtime, member.mtime), follow_symlinks=False)
             elif member.islnk():
-                place.hardlink_to(_place(root, _inside(member.linkname), directories))
+                place.hardlink_to(_place(root, member_path(member.linkname), directories))
             elif member.isreg():
                 content = opened.extractfile(member)
                 assert content is not None
@@ -294,14 +296,6 @@ def _make(place: Path, directories: dict[Path, _Directory], mtime_s: int) -> Non
 def _mode(mode: int) -> int:
     """Return the mode for a file of root: unchanged if this process is root, else by `agent_mode`."""
     return mode if os.geteuid() == 0 else agent_mode(mode, 0, 0)
-
-
-def _inside(name: str) -> PurePosixPath:
-    """Return the relative path of an archive's member; raise OSError (EINVAL) if it has ``..``."""
-    path = PurePosixPath("/", name).relative_to("/")
-    if ".." in path.parts:
-        raise OSError(errno.EINVAL, "the archive has a path with '..'", name)
-    return path
 
 
 def _place(root: Path, path: PurePosixPath, directories: dict[Path, _Directory]) -> Path:

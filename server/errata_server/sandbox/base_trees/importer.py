@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import platform
@@ -24,10 +25,21 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from errata_protocol.errors import SandboxUnavailable
+from errata_protocol.names import member_path, shown
 
 from .agent_modes import agent_mode
 from .recipe import AGENT_DIRECTORIES, AGENT_UID, WORLD_WRITABLE
-from .tree import BaseTree, base_directories, check_name, locked, publish, read_record
+from .tree import (
+    ARCHIVE_ERRORS,
+    RECORD_BYTES,
+    BaseTree,
+    base_directories,
+    check_name,
+    locked,
+    parse_record,
+    publish,
+    read_record,
+)
 
 _NEEDED = {"proc": 0o555, "dev": 0o755, "tmp": 0o1777, "workspace": 0o755}
 """Directories that a sandbox needs, with their modes; made if the source does not have them."""
@@ -75,7 +87,8 @@ def import_base(
         progress: Called with one line for each stage.
 
     Raises:
-        SandboxUnavailable: The source cannot be read or is not a system tree; the message, one line, says what to do.
+        SandboxUnavailable: The source cannot be read or is not a system tree, or has the id of another tree; the
+            message, one line, says what to do.
     """
     check_name(name)
     directory = (directory or base_directories()[0]).absolute()
@@ -89,22 +102,25 @@ def import_base(
             try:
                 record, entries = _open(source, opened)
                 unread, digest, writable = _unpack(entries, root)
-            except (OSError, tarfile.TarError) as error:
+            except ARCHIVE_ERRORS as error:
                 raise SandboxUnavailable(
-                    f"{source} cannot be imported ({error}): give a system's root directory, a directory with "
-                    f"{_RECORD}, or a tar archive of one, readable by uid {os.geteuid()}"
+                    f"{shown(str(source))} cannot be imported ({_one_line(error)}): give a system's root directory, a "
+                    f"directory with {_RECORD}, or a tar archive of one, readable by uid {os.geteuid()}"
                 ) from error
         if not os.path.lexists(root / "bin/bash") and not os.path.lexists(root / "usr/bin/bash"):
             raise SandboxUnavailable(f"{source} has no /bin/bash: it must be a whole system tree")
         identity = record.get("id") or f"{name}-{digest[:16]}"
-        record = {
+        content = f"sha256:{digest}"
+        known = _known(directory, identity, content)
+        record = known or {
             "format": _FORMAT,
-            "digest": f"sha256:{digest}",
+            "digest": content,
             "recipe": "imported",
             "suite": "imported",
             "architecture": platform.machine(),
             **record,
             "id": identity,
+            "content": content,
             "created": int(time.time()),
             "owner": os.geteuid(),
             "writable": writable,
@@ -113,23 +129,82 @@ def import_base(
     if unread:
         progress(f"{unread} files that only their owner may read are empty here; an agent could not read them either")
     progress(f"base tree {identity} in {time.monotonic() - started:.0f} s")
-    return BaseTree(name, directory / identity / _ROOT, identity, tuple(writable))
+    return BaseTree(name, directory / identity / _ROOT, identity, tuple(record.get("writable", writable)))
+
+
+def _known(directory: Path, identity: str, content: str) -> dict[str, Any] | None:
+    """Return the record of the tree that has an id already; None if there is none.
+
+    Args:
+        directory: Directory of bases.
+        identity: The id.
+        content: Digest of the tree that is imported.
+
+    Raises:
+        SandboxUnavailable: The tree has other files, so that sessions on it would continue on something else.
+    """
+    place = directory / identity
+    if not os.path.lexists(place):
+        return None
+    record = None if place.is_symlink() else read_record(place)
+    if record is not None and record["id"] == identity:
+        # The digest of a derived tree is one of what it was made from.
+        derived = "content" not in record and record.get("recipe") == "derived"
+        there = f"sha256:{_content(place / _ROOT)}" if derived else record.get("content", record.get("digest"))
+        if there == content:
+            return record
+    raise SandboxUnavailable(
+        f"the id {identity!r} in {directory} is another tree's, with other files: import this one without its "
+        f"{_RECORD}, or into another directory with --directory"
+    )
+
+
+def _content(root: Path) -> str:
+    """Return the digest of a tree's files, as `_unpack` computes it."""
+    rows: dict[PurePosixPath, bytes] = {}
+    for entry in _from_directory(root):
+        rows[entry.path] = rows[PurePosixPath(entry.target)] if entry.is_link else _row(entry)
+    return _digest(rows)
+
+
+def _row(entry: Entry) -> bytes:
+    """Return what the digest of a tree has of an entry that is no hard link."""
+    row = b"%o %d %d " % (entry.mode & ~(stat.S_ISUID | stat.S_ISGID), entry.uid, entry.gid)
+    if stat.S_ISLNK(entry.mode):
+        return row + os.fsencode(entry.target)
+    if not stat.S_ISREG(entry.mode):
+        return row
+    total = hashlib.sha256()
+    with entry.content() or io.BytesIO() as file:
+        while data := file.read(1 << 20):
+            total.update(data)
+    return row + total.digest()
+
+
+def _one_line(error: BaseException) -> str:
+    """Return the text of an error of an archive that somebody else made, for a message of one line."""
+    return "".join(char if char.isprintable() else "?" for char in str(error) or type(error).__name__)[:300]
 
 
 def _open(source: Path, opened: ExitStack) -> tuple[dict[str, Any], Iterator[Entry]]:
     """Return the ``base.json`` of a source, empty if it has none, and its entries."""
     if source.is_dir():
         record = read_record(source) or {}
-        return record, _from_directory(source / _ROOT if record else source)
+        root = source / _ROOT if record else source
+        if record and root.is_symlink():
+            raise OSError(errno.ELOOP, f"its {_ROOT} is a symlink")
+        return record, _from_directory(root)
+    if not source.is_file():
+        raise OSError(errno.EINVAL, "it is neither a directory nor a file" if source.exists() else "it is not there")
     archive = opened.enter_context(tarfile.open(source))  # noqa: SIM115 - it is entered
-    names = {PurePosixPath(name) for name in archive.getnames()}
-    record_file = archive.extractfile(_member(archive, _RECORD)) if PurePosixPath(_RECORD) in names else None
-    record = json.loads(record_file.read()) if record_file is not None else {}
-    return record, _from_archive(archive, _ROOT if record else "")
-
-
-def _member(archive: tarfile.TarFile, name: str) -> tarfile.TarInfo:
-    return next(member for member in archive if PurePosixPath(member.name) == PurePosixPath(name))
+    found = [member for member in archive.getmembers() if member_path(member.name) == PurePosixPath(_RECORD)]
+    if not found:
+        return {}, _from_archive(archive, "")
+    if len(found) > 1 or not found[0].isreg() or found[0].issparse():
+        raise ValueError(f"it has more than one {_RECORD}, or one that is no regular file")
+    file = archive.extractfile(found[0])
+    assert file is not None
+    return parse_record(file.read(RECORD_BYTES + 1)), _from_archive(archive, _ROOT)
 
 
 def _from_directory(root: Path) -> Iterator[Entry]:
@@ -169,9 +244,10 @@ def _from_directory(root: Path) -> Iterator[Entry]:
 
 
 def _readable(path: Path) -> IO[bytes] | None:
-    """Open a file for reading; return None if this user may not read it."""
+    """Open a regular file for reading; return None if this user may not read it."""
     try:
-        return path.open("rb")
+        # what was a file when the directory was listed may be a symlink or a pipe by now
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except PermissionError:
         return None
 
@@ -188,7 +264,10 @@ def _from_archive(archive: tarfile.TarFile, prefix: str) -> Iterator[Entry]:
             continue  # devices, pipes: a sandbox has its own
         target = member.linkname if member.issym() else ""
         if is_link:
-            target = str(_inside(member.linkname, prefix))
+            first = _inside(member.linkname, prefix)
+            if first is None:
+                raise OSError(errno.EINVAL, "the archive has a hard link to something outside", str(path))
+            target = str(first)
         owner = (kinds.get(member.type, stat.S_IFREG) | member.mode & 0o7777, member.uid, member.gid)
         yield Entry(path, *owner, target, is_link, lambda member=member: archive.extractfile(member))  # type: ignore[misc]
 
@@ -197,11 +276,9 @@ def _inside(name: str, prefix: str) -> PurePosixPath | None:
     """Return a member's path relative to ``prefix``; None for ``prefix`` itself and for members outside of it.
 
     Raises:
-        OSError: EINVAL: the path has ``..``.
+        InvalidName: It is no path below the archive's root.
     """
-    path = PurePosixPath("/", name).relative_to("/")
-    if ".." in path.parts:
-        raise OSError(errno.EINVAL, "the archive has a path with '..'", name)
+    path = member_path(name)
     if prefix:
         if path.parts[:1] != (prefix,):
             return None
@@ -215,6 +292,9 @@ def _unpack(entries: Iterator[Entry], root: Path) -> tuple[int, str, list[str]]:
     Returns:
         The number of files that could not be read, the digest of the original, and the directories that the agent may
         write.
+
+    Raises:
+        ARCHIVE_ERRORS: The source cannot be read, or an entry is where another one is, or behind a symlink.
     """
     is_root = os.geteuid() == 0
     rows: dict[PurePosixPath, bytes] = {}
@@ -225,8 +305,11 @@ def _unpack(entries: Iterator[Entry], root: Path) -> tuple[int, str, list[str]]:
         kind, mode = stat.S_IFMT(entry.mode), entry.mode & ~(stat.S_ISUID | stat.S_ISGID)
         row = b"%o %d %d " % (mode, entry.uid, entry.gid)
         if entry.is_link:
-            place.hardlink_to(_place(root, PurePosixPath(entry.target)))
-            rows[entry.path] = rows[PurePosixPath(entry.target)]
+            first = PurePosixPath(entry.target)
+            if first not in rows or (first in modes and stat.S_ISDIR(modes[first][0])):
+                raise OSError(errno.EINVAL, "the archive has a hard link to what is no earlier file", str(first))
+            place.hardlink_to(_place(root, first))
+            rows[entry.path] = rows[first]
             continue
         if kind == stat.S_IFLNK:
             place.symlink_to(entry.target)
@@ -235,7 +318,9 @@ def _unpack(entries: Iterator[Entry], root: Path) -> tuple[int, str, list[str]]:
                 os.chown(place, entry.uid, entry.gid, follow_symlinks=False)
             continue
         if kind == stat.S_IFDIR:
-            place.mkdir(mode=0o700, exist_ok=True)
+            # `exist_ok` would take a symlink to a directory, whose owner and mode would be changed below
+            if not (place.is_dir() and not place.is_symlink()):
+                place.mkdir(mode=0o700)
         elif kind == stat.S_IFREG:
             content = entry.content()
             with place.open("xb") as file:
@@ -262,8 +347,10 @@ def _unpack(entries: Iterator[Entry], root: Path) -> tuple[int, str, list[str]]:
         modes, key=lambda path: len(path.parts), reverse=True
     ):  # children first: a mode may deny access to them
         mode, uid, gid = modes[path]
+        if (root / path).is_symlink():
+            raise OSError(errno.ELOOP, "a symlink is where a file or directory was made", str(path))
         if is_root:
-            os.chown(root / path, uid, gid)
+            os.chown(root / path, uid, gid, follow_symlinks=False)
         (root / path).chmod(stat.S_IMODE(mode if is_root else agent_mode(mode, uid, gid)))
     return unread, _digest(rows), _writable(modes)
 

@@ -13,10 +13,12 @@ changes the symlink. So a session that started on the old tree continues with it
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import logging
+import lzma
 import os
 import platform
 import re
@@ -24,7 +26,9 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from errata_protocol.errors import SandboxUnavailable
+from errata_protocol.names import BASE, BASE_ID, InvalidName, Kind, shown
 
 from ..files import as_owner
 from ..files.walk import remove_tree
@@ -57,7 +62,20 @@ __all__ = ["AGENT_UID", "BaseTree", "base_directories", "build_base", "find_base
 NEEDED_BYTES = 1536 * 1024**2
 """Free space that a build needs, for the untrimmed tree and the downloaded packages."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ARCHIVE_ERRORS = (
+    OSError,
+    tarfile.TarError,
+    EOFError,
+    ValueError,  # also names that cannot be encoded or are none
+    OverflowError,
+    RecursionError,
+    KeyError,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What reading and unpacking an archive that somebody else made can raise."""
+RECORD_BYTES = 1024**2
+"""Largest ``base.json``."""
 _SMOKE = (
     "python3 -c 'import sqlite3, ssl, pytest' && git --version && jq --version && rg --version && sqlite3 -version"
     " && printf 'int main(void){return 0;}' > /tmp/smoke.c && gcc -o /tmp/smoke /tmp/smoke.c && /tmp/smoke"
@@ -115,7 +133,7 @@ def find_base(name: str = "default", named: Mapping[str, Path] | None = None) ->
     if named is not None and name in named:
         path = named[name]
         return _read(name, path) if (path / "base.json").is_file() else _plain(name, path)
-    check_name(name)
+    check_name(name, BASE_ID)
     for candidate in [path for path in (named or {}).values() if (path / "base.json").is_file()]:
         tree = _read(name, candidate)
         if tree.id == name:  # restored from a snapshot
@@ -157,14 +175,16 @@ def check_owner(base: BaseTree) -> None:
         )
 
 
-def check_name(name: str) -> None:
-    """Check that a string can be the name of a tree, and so is not a path.
+def check_name(name: str, kind: Kind = BASE) -> None:
+    """Check that a string can be the name of a tree, or its id with the kind `BASE_ID`, and so is not a path.
 
     Raises:
-        SandboxUnavailable: It has other characters than letters, digits, ``.``, ``_`` and ``-``.
+        SandboxUnavailable: It has other characters than letters, digits, ``.``, ``_`` and ``-``, or is too long.
     """
-    if not _NAME.fullmatch(name):
-        raise SandboxUnavailable(f"{name!r} cannot be the name of a base tree: use letters, digits, '.', '_' and '-'")
+    try:
+        kind.check(name)
+    except InvalidName as error:
+        raise SandboxUnavailable(str(error)) from None
 
 
 def needs_build(name: str = "default", directory: Path | None = None) -> bool:
@@ -268,7 +288,12 @@ def publish(name: str, directory: Path) -> Iterator[Path]:
 
     A tree appears complete or not at all: an exception deletes the directory. If a tree of this id exists, it stays and
     only its ``base.json`` is replaced. The caller holds the lock of the name.
+
+    Raises:
+        SandboxUnavailable: The name is the id of a tree, or the id that of a name.
     """
+    if (directory / name).is_dir() and not (directory / name).is_symlink():
+        raise SandboxUnavailable(f"{name!r} is the id of a base tree in {directory}: give another name")
     work = directory / f".{name}.building"
     _discard(work)  # of a build that was killed
     work.mkdir(mode=0o755)
@@ -278,7 +303,12 @@ def publish(name: str, directory: Path) -> Iterator[Path]:
         assert record is not None
         identity: str = record["id"]
         final = directory / identity
+        if identity == name or final.is_symlink():
+            raise SandboxUnavailable(f"the id {identity!r} is a name of base trees in {directory}: it needs another id")
         if final.exists():
+            known = read_record(final) or {}
+            if known.get("content", record["digest"]) not in (record["digest"], record.get("content")):
+                raise SandboxUnavailable(f"{final} was imported and has other files than its id says: remove it")
             (work / "base.json").replace(final / "base.json")
             _discard(work)  # the existing tree has the same content, and sessions may be using it
         else:
@@ -506,14 +536,52 @@ def read_record(path: Path) -> dict[str, Any] | None:
     """Return the ``base.json`` of a tree's directory, None if there is none.
 
     Raises:
-        SandboxUnavailable: It cannot be read.
+        SandboxUnavailable: It cannot be read, or has something else than the record of a tree.
     """
+    file = path / "base.json"
     try:
-        record: dict[str, Any] = json.loads((path / "base.json").read_text(encoding="utf-8"))
+        # not through a symlink, and without waiting where it is a pipe
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            data = opened.read(RECORD_BYTES + 1)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise SandboxUnavailable(f"{path}/base.json cannot be read ({error}): remove {path} and build it") from error
+    except OSError as error:
+        why = "it is a symlink" if error.errno == errno.ELOOP else error.strerror
+        raise SandboxUnavailable(f"{file} cannot be read ({why}): remove {path} and build it") from error
+    try:
+        return parse_record(data)
+    except ValueError as error:
+        raise SandboxUnavailable(f"{file} cannot be read ({error}): remove {path} and build it") from error
+
+
+def parse_record(data: bytes) -> dict[str, Any]:
+    """Return the record of a tree, the content of a ``base.json``.
+
+    Raises:
+        ValueError: It is not an object of JSON, is larger than `RECORD_BYTES`, has an id that is none, or a field of
+            another type.
+    """
+    if len(data) > RECORD_BYTES:
+        raise ValueError(f"it has more than {RECORD_BYTES} bytes")
+    try:
+        record = json.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(record, dict):
+        raise ValueError("it is not a JSON object")
+    BASE_ID.check(record.get("id"))
+    for name in ("digest", "recipe", "suite", "architecture"):
+        if not isinstance(record.get(name, ""), str):
+            raise ValueError(f"{name} is not text")
+    writable = record.get("writable", [])
+    if not isinstance(writable, list):
+        raise ValueError("writable is not a list")
+    for path in writable:
+        if not isinstance(path, str) or "\0" in path or path.startswith("/") or ".." in path.split("/"):
+            raise ValueError(f"writable has {shown(path)}, which is no path below the tree")
     return record
 
 

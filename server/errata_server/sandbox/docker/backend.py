@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
+from errata_protocol.names import DIGEST_ID
 
 from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
 from ..shell_state import ShellState
 from ..spec import WORKSPACE, SandboxSpec
-from .broker import Broker, BrokerRefused
+from .broker import WAIT_S, Broker, BrokerRefused
 from .containers import ContainerPool, Kind
 from .layer_records import LayerRecord, LayerRecords
 from .program import DEFAULT_HOME
@@ -27,7 +27,6 @@ log = logging.getLogger("errata.sandbox")
 
 SPARE = 2
 _HEARTBEAT_S = 10.0
-_IMAGE_ID = re.compile(r"[0-9a-f]{64}")
 _NOTES = (
     "a snapshot is a commit of the container (some 0.1 s): take one for grading and forks, not for each step",
     "inodes are not limited, and disk is counted twice a second: an engine on ext4 has no quotas",
@@ -44,11 +43,20 @@ class DockerBackend(Backend):
         broker: The broker's socket for this server.
         limits: Limits of sandboxes that are opened without limits.
         spare: Number of started containers to keep ready.
+        wait_s: How long a request waits for a broker that is restarted or busy, in seconds.
     """
 
-    def __init__(self, directory: Path, broker: Path, *, limits: Limits | None = None, spare: int = SPARE) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        broker: Path,
+        *,
+        limits: Limits | None = None,
+        spare: int = SPARE,
+        wait_s: float = WAIT_S,
+    ) -> None:
         self.live: dict[str, DockerSandbox] = {}
-        self.broker = Broker(broker)
+        self.broker = Broker(broker, wait_s)
         self.containers = ContainerPool(self.broker, spare)
         self.records = LayerRecords(directory / "layers")
         self.limits = limits or Limits()
@@ -65,7 +73,7 @@ class DockerBackend(Backend):
             if self._info is not None:
                 return self._info
             try:
-                found = await self.broker.call("ping", timeout_s=15.0)
+                found = await self.broker.call("ping", timeout_s=15.0, wait_s=0.0)
                 listed = await self.broker.call("list")
             except BrokerRefused as error:
                 raise SandboxUnavailable(error.message) from error
@@ -87,7 +95,7 @@ class DockerBackend(Backend):
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             with contextlib.suppress(SandboxFailed, SandboxUnavailable):
-                await self.broker.call("ping", timeout_s=15.0)  # updates `trouble`
+                await self.broker.call("ping", timeout_s=15.0, wait_s=0.0)  # updates `trouble`
 
     @property
     def running(self) -> int:
@@ -146,7 +154,7 @@ class DockerBackend(Backend):
                 raise SandboxFailed(f"layer {ref.id[:12]} is not there: it was collected or belongs to another server")
             base, workdir = record.base, record.workdir
         else:
-            if not _IMAGE_ID.fullmatch(ref.id):
+            if not DIGEST_ID.matches(ref.id):
                 raise SandboxFailed(f"base {ref.id!r} is not an image: it belongs to another backend")
             base, workdir = f"sha256:{ref.id}", WORKSPACE
         await self._base_container(base)
@@ -166,7 +174,7 @@ class DockerBackend(Backend):
         """
         if base not in self._images:
             name = base if "/" in base or ":" in base else f"errata/base:{base}"
-            if _IMAGE_ID.fullmatch(base):  # an id that a snapshot of kind "base" has
+            if DIGEST_ID.matches(base):  # an id that a snapshot of kind "base" has
                 name = f"sha256:{base}"
             kind = Kind.of(name, self.limits)
             try:
@@ -174,7 +182,7 @@ class DockerBackend(Backend):
                     "create", image=name, memory_bytes=kind.memory_bytes, pids=kind.pids, timeout_s=90.0
                 )
             except BrokerRefused as error:
-                if error.why in ("image_missing", "image_refused"):
+                if error.why in ("image_missing", "image_refused", "invalid"):
                     raise SandboxUnavailable(error.message) from error
                 raise
             image, container = str(answer["image"]), str(answer["container"])
@@ -191,7 +199,7 @@ class DockerBackend(Backend):
             self._base_containers[image] = asyncio.ensure_future(self.containers.create(Kind.of(image, self.limits)))
         try:
             return await asyncio.shield(self._base_containers[image])
-        except BrokerRefused:
+        except (SandboxFailed, SandboxUnavailable):  # the next one tries again
             self._base_containers.pop(image, None)
             raise
 

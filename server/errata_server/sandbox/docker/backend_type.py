@@ -11,8 +11,10 @@ from typing import Any
 
 from ..base import Backend, BackendConfig, BackendType, Finding
 from .backend import SPARE, DockerBackend
+from .broker import WAIT_S
 
 SOCKET_VARIABLE, SPARE_VARIABLE = "ERRATA_SANDBOXD_SOCKET", "ERRATA_SANDBOXD_SPARE"
+WAIT_VARIABLE = "ERRATA_SANDBOXD_WAIT_S"
 DEFAULT_SOCKET = "/run/errata/sandboxd.sock"
 _COSTS = "no container sandboxes"
 
@@ -24,7 +26,9 @@ class DockerType(BackendType):
     snapshots_each_step = False
 
     def create(self, config: BackendConfig) -> Backend:
-        return DockerBackend(config.directory, broker_socket(), spare=int(os.environ.get(SPARE_VARIABLE, str(SPARE))))
+        spare = int(os.environ.get(SPARE_VARIABLE, str(SPARE)))
+        wait_s = float(os.environ.get(WAIT_VARIABLE, str(WAIT_S)))
+        return DockerBackend(config.directory, broker_socket(), spare=spare, wait_s=wait_s)
 
     def checks(self, config: BackendConfig, *, usable: bool) -> Iterator[Finding]:
         path = broker_socket()

@@ -93,7 +93,7 @@ class ContainerPool:
                 self.remove(container)
         try:
             await self.fill(kind)
-        except SandboxFailed as error:
+        except (SandboxFailed, SandboxUnavailable) as error:
             log.warning("no spare container: %s", error.message)  # a caller that needs one gets the error
 
     async def _make(self, kind: Kind) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from errata_protocol.errors import SandboxFailed
+from errata_protocol.names import DIGEST_ID
 
 from ..spec import WORKSPACE
 from .tree_map import Entries
-
-_NAME = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class LayerRecords:
 
     def read(self, name: str) -> LayerRecord | None:
         """Return the record of a layer; None if there is none or the name cannot be a layer's."""
-        if not _NAME.fullmatch(name):
+        if not DIGEST_ID.matches(name):
             return None
         try:
             return LayerRecord(**json.loads((self._directory / f"{name}.json").read_text()))
@@ -78,4 +76,4 @@ class LayerRecords:
 
     def names(self) -> list[str]:
         """Return the ids of all layers that have a record."""
-        return [path.stem for path in self._directory.glob("*.json") if _NAME.fullmatch(path.stem)]
+        return [path.stem for path in self._directory.glob("*.json") if DIGEST_ID.matches(path.stem)]

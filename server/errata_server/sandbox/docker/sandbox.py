@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import SandboxFailed
+from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
 from .. import shell_state
 from ..base import CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
@@ -348,7 +348,7 @@ class DockerSandbox(Sandbox):
                 continue
             try:
                 answer = await self._host.broker.call("inspect", container=self.container, size=True)
-            except BrokerRefused:
+            except (BrokerRefused, SandboxUnavailable):
                 continue  # only the count after the command has to succeed
             now = answer["size_bytes"] - self._size_before
             if now > self._limits.disk_bytes and now > self._size:

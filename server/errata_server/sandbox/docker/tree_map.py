@@ -50,7 +50,7 @@ class TreeMap:
             before: The differences of the image that the container was made from.
 
         Raises:
-            BrokerRefused: The engine failed.
+            BrokerRefused: The engine failed, or one file is larger than what the broker copies (``too_large``).
         """
         answer = await self._broker.call("inspect", container=container, changes=True, timeout_s=330.0)
         changes = dict(answer["changes"])
@@ -71,12 +71,20 @@ class TreeMap:
             if "\ufffd" in path or _below(path, done):
                 continue
             kind = changes[path]
-            if path in whole or kind == _DELETED:
-                await self._replace(container, path, found, before)
-                done.add(path)
-            elif kind == _ADDED:
-                await self._replace(container, path, found, before, is_new=path not in before)
-                done.add(path)
+            if path in whole or kind in (_DELETED, _ADDED):
+                is_new = kind == _ADDED and path not in whole and path not in before
+                try:
+                    await self._replace(container, path, found, before, is_new=is_new)
+                    done.add(path)
+                except BrokerRefused as error:
+                    hidden = any("\ufffd" in below and _below(below, {path}) for below in changes)
+                    if error.why != "too_large" or hidden:
+                        raise
+                    # More than the broker copies at once: the changes below it follow one by one.
+                    if kind == _DELETED:
+                        found[path] = GONE
+                    else:
+                        await self._modified(container, path, found)
             else:
                 await self._modified(container, path, found)
         return found
@@ -132,13 +140,17 @@ class TreeMap:
 
     async def _fetch(self, container: str, path: str, reader: _Reader) -> None:
         """Feed the archive of a path to ``reader``; an empty one if the path does not exist."""
+        refused: BrokerRefused | None = None
         try:
             await self._broker.copy_out(container, path, reader.take)
         except BrokerRefused as error:
-            if error.why != "unknown":
-                raise
+            refused = error
         finally:
             await asyncio.to_thread(reader.end)
+        if reader.has_first_directory:  # it needs no more, however large the directory is
+            return
+        if refused is not None and refused.why != "unknown":
+            raise refused
         if reader.trouble is not None:
             raise BrokerRefused("engine_failed", f"the archive of {path} cannot be read: {reader.trouble}")
 
@@ -158,6 +170,7 @@ class _Reader(io.RawIOBase):
         self._only_first = first_directory_only
         self._pieces: queue.Queue[bytes] = queue.Queue()
         self._rest = b""
+        self.has_first_directory = False
         self._enough = self._ended = self._began = False
         self._thread = threading.Thread(target=self._read_all, daemon=True)
         self._thread.start()
@@ -207,6 +220,7 @@ class _Reader(io.RawIOBase):
                 at = f"{parent}/{name}" if self._path != "/" else "/" + name.removeprefix("./").lstrip("/")
                 self.entries[at.rstrip("/") or "/"] = self._entry(archive, member, parent)
                 if self._only_first and member.isdir():
+                    self.has_first_directory = True
                     return
 
     def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: str) -> str:

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from errata_protocol.errors import SandboxFailed
+from errata_protocol.names import LAYER
 
 from ..base_trees.tree import BaseTree
 from ..files import as_owner
@@ -107,7 +108,7 @@ class LayerStore:
             return found
         try:
             # The name comes from a journal row; it must not be a path.
-            if not name.isalnum():
+            if not LAYER.matches(name):
                 raise FileNotFoundError(name)
             record = json.loads((self.root / name / "meta").read_bytes())
             found = LayerMeta(**record | {"writable": tuple(record.get("writable", ()))})
