@@ -351,6 +351,54 @@ async def test_a_payload_of_an_earlier_version_is_read_whole_where_it_cannot_hur
         assert "\ud83d" in socket.ask("state", {"eid": old, "t": 1})["data"]["metadata"]["held"]
 
 
+OWN_MESSAGES = {
+    "open": ("", '{"key":"\\ud800"}'),
+    "resume": ("", '[{"sid":"\\ud800"}]'),
+    "ack": ("", '{"id":"\\ud800"}'),
+    "part": (',"id":2', '{"n":1,"of":1,"text":"\\ud800"}'),
+    "state": (',"q":5', '{"t":1,"eid":"\\ud800"}'),
+    "rewards": (',"q":6', '{"eid":"\\ud800"}'),
+    "close_group": (',"q":7', '{"group":"\\ud800"}'),
+    "\\ud800": (',"id":2', "{}"),
+}
+ARGUMENTS = {
+    "mcp": '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"\\ud800"}}',
+    "reset": '{"seed":"\\ud800"}',
+    "step": '{"do":"\\ud800"}',
+    "fork": '{"t":0,"child":{"sid":"\\ud800","key":"x"}}',
+}
+
+
+async def test_half_a_pair_in_any_message_concerns_that_message() -> None:
+    """PROTOCOL D1: INVALID_ENVELOPE in the protocol's own messages, VALIDATION_ERROR, recorded, in arguments."""
+    async with Peer(application(), subprotocols=("openenv.mux.v1",)) as peer:
+        one, other = "Zq3vK8s0T1u5Wb7Yc9Xd2A", "Zq3vK8s0T1u5Wb7Yc9Xd2B"
+        for sid in (one, other):
+            await peer.ask(f'{{"sid":"{sid}","type":"open","data":{{"key":"n4Jr6Lm8Po0Qs2Tu4Vw6Xy"}}}}')
+            await peer.ask(f'{{"sid":"{sid}","id":1,"type":"reset"}}')
+        steps, ids = 1, 1
+
+        async def codes(message: str) -> list[str]:
+            nonlocal steps
+            steps += 1
+            peer.send(f'[{message},{{"sid":"{other}","id":{steps},"type":"step"}}]')
+            found = []
+            while not ("step" in found and len(found) == 2):
+                frame = json.loads((await peer.got.get())["text"])
+                for answer in frame if isinstance(frame, list) else [frame]:
+                    is_step = answer.get("sid") == other and answer.get("t") == steps - 1
+                    found.append("step" if is_step else answer["data"]["code"])
+            return sorted(found)
+
+        for kind, (address, data) in OWN_MESSAGES.items():
+            message = f'{{"sid":"{one}"{address},"type":"{kind}","data":{data}}}'
+            assert await codes(message) == ["INVALID_ENVELOPE", "step"], kind
+        for kind, data in ARGUMENTS.items():
+            ids += 1
+            message = f'{{"sid":"{one}","id":{ids},"type":"{kind}","data":{data}}}'
+            assert await codes(message) == ["VALIDATION_ERROR", "step"], kind
+
+
 @pytest.mark.parametrize("data", ['{"do":"\\ud800"}', '{"\\udfff":1}', '{"do":"\\udc00\\ud800"}'])
 async def test_half_a_pair_in_an_action_is_the_recorded_error_of_its_own_request(data: str) -> None:
     async with joined(application()) as trainer, Peer(application(), subprotocols=("openenv.mux.v1",)) as peer:

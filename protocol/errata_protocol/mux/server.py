@@ -48,6 +48,7 @@ from ..errors import (
     UnknownType,
     Unparsable,
 )
+from ..json_text import is_readable
 from .effects import (
     AnswerRead,
     Effect,
@@ -497,8 +498,8 @@ def _check_address(envelope: Envelope, data: bytes) -> None:
     if kind == "mcp":
         try:
             calls = _METHOD.decode(data).method == "tools/call"
-        except msgspec.DecodeError:
-            calls = False
+        except msgspec.DecodeError:  # half of a surrogate pair is refused by who reads the data, under either address
+            calls = envelope.id is not UNSET and not is_readable(data)
         _address(envelope, "sid", "id" if calls else "q")
     elif kind == "ack":
         _address(envelope, "sid")
