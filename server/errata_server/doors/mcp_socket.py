@@ -10,6 +10,7 @@ from starlette.websockets import WebSocket
 
 from errata_protocol.errors import ErrataError
 
+from ..concurrency.containment import text_of
 from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
 from .input_errors import error_json
@@ -43,11 +44,11 @@ class McpSocket(SocketDoor):
             return answer.payload if isinstance(answer, Reply) else error_json(answer)
         except Exception as error:  # a defect of ours must not cost the client its session
             log.exception("request failed")
-            return error_json(rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, str(error), rpc.id))
+            return error_json(rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, text_of(error), rpc.id))
 
     def _refusal(self, error: Exception) -> bytes:
         if isinstance(error, ErrataError):
             data = {"code": error.code, **error.details}
             return error_json(rpc_error(JsonRpcErrorCode.SERVER_ERROR, error.message, data=data))
         log.error("session could not be opened", exc_info=error)
-        return error_json(rpc_error(JsonRpcErrorCode.SERVER_ERROR, str(error)))
+        return error_json(rpc_error(JsonRpcErrorCode.SERVER_ERROR, text_of(error)))

@@ -28,6 +28,7 @@ from errata_protocol.mux import injected_fork
 from errata_protocol.payload import splice
 from errata_protocol.replay import StateAtRequest
 
+from ..concurrency.containment import text_of
 from ..episodes.episodes import Episodes
 from ..episodes.forks import Forks
 from ..episodes.reads import JournalReads
@@ -93,7 +94,7 @@ class PlainSocket(SocketDoor):
                 wire["code"] = "FACTORY_ERROR"
             return _error_frame(wire)
         log.error("session could not be opened", exc_info=error)
-        return _error_frame({"message": str(error), "code": "SESSION_ERROR"})
+        return _error_frame({"message": text_of(error), "code": "SESSION_ERROR"})
 
     async def _answer(self, session: Session, message: Message) -> bytes | None:
         try:
@@ -111,7 +112,7 @@ class PlainSocket(SocketDoor):
             return _error_frame(error.to_wire())
         except Exception as error:  # a defect of ours must not cost the client its session
             log.exception("request failed")
-            return _error_frame({"message": str(error), "code": "EXECUTION_ERROR"})
+            return _error_frame({"message": text_of(error), "code": "EXECUTION_ERROR"})
 
     async def _dispatch(self, session: Session, frame: dict[str, Any]) -> bytes | None:
         match frame.get("type", ""):

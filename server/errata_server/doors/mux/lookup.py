@@ -9,6 +9,7 @@ from errata_protocol.errors import CODES, Conflict, EnvironmentFailed, ErrataErr
 from errata_protocol.mux import FindSession, ServerSession, Stored
 from errata_protocol.mux.state import State
 
+from ...concurrency.containment import text_of
 from ...runtime.store import SessionKey, StoredSession
 from ...sessions.session import Address, Session
 from ...sessions.sessions import Sessions
@@ -142,7 +143,7 @@ class SessionLookup:
     def _refuse(self, find: FindSession, error: Exception) -> None:
         if not isinstance(error, ErrataError):
             log.error("session could not be opened", exc_info=error)
-            error = EnvironmentFailed(str(error))
+            error = EnvironmentFailed(text_of(error))
         self._driver.find_failed(find, error)
 
 

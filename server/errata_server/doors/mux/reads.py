@@ -18,6 +18,7 @@ from errata_protocol.errors import EnvironmentFailed, ErrataError, InvalidReques
 from errata_protocol.json_text import is_readable
 from errata_protocol.mux import AnswerRead, EncodedReply, ReadPushes, ReadReplies, RecordedReply
 
+from ...concurrency.containment import text_of
 from ...episodes.reads import JournalReads
 from ...ids import name_of
 from ...journal.base import SessionRow
@@ -137,7 +138,7 @@ class ReadRunner:
             reply = EncodedReply("error", msgspec.json.encode(error.to_wire()))
         except Exception as error:  # a defect of the server or of the environment's state
             log.exception("a read failed")
-            reply = EncodedReply("error", msgspec.json.encode(EnvironmentFailed(str(error)).to_wire()))
+            reply = EncodedReply("error", msgspec.json.encode(EnvironmentFailed(text_of(error)).to_wire()))
         self._driver.read_answered(read, reply)
         machine = read.session
         if machine is not None and machine.handle is not None and machine.handle.lost is not None:

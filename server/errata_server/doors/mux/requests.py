@@ -25,6 +25,7 @@ from errata_protocol.errors import (
 )
 from errata_protocol.mux import EncodedReply, RecordError, RunRequest, injected_fork
 
+from ...concurrency.containment import text_of
 from ...episodes.forks import Forks
 from ...ids import name_of
 from ...journal.base import DeliveryRow
@@ -103,7 +104,7 @@ class RequestRunner:
             # It is run again once, where what it did can be taken back; a request that always fails gets its error.
             again = session.recoverable and session.failed_once != (run.id, run.sha)
             session.failed_once = (run.id, run.sha)
-            error = (Overloaded if again else EnvironmentFailed)(f"the server failed, see its log: {error}")
+            error = (Overloaded if again else EnvironmentFailed)(f"the server failed, see its log: {text_of(error)}")
         if not CODES[error.code].consumes_id:
             self._reject(run, error)
             return
