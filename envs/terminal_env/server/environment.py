@@ -15,6 +15,7 @@ from errata_protocol import detect
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
+from errata_server.environments.detecting import detected
 from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
 from errata_server.environments.session_backend import session_backend
 from errata_server.sandbox.base import Backend, PathRefused, Sandbox, SandboxSnapshot
@@ -161,7 +162,7 @@ class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, Terminal
         limit_s = min(limits if bound_s is None or bound_s <= 0 else [*limits, bound_s])
         result = await sandbox.run(action.command, timeout_s=limit_s)
         before, episode.cwd = episode.cwd, sandbox.cwd
-        detection = detect.detect(
+        detection = await detected(
             action.command,
             result.exit_code,
             result.stdout,
