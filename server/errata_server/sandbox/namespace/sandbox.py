@@ -27,7 +27,7 @@ from ..host.cgroups import Cgroups, Counters
 from ..host.descriptors import append_only, close_all, memory_file
 from ..host.privileges import Mode, may_raise_limits
 from ..layers.store import LayerStore
-from ..output import BoundedOutput
+from ..output import BoundedOutput, texts
 from ..shell_state import ShellState
 from ..spec import DEFAULT_PATH, WORKSPACE, SandboxSpec, SpecRefused, check_workdir
 from . import start_files
@@ -209,10 +209,11 @@ class NamespaceSandbox(Sandbox):
         exit_code: int | None = ending.status if ending.status >= 0 else 128 - ending.status
         if ending.killed is not None:
             exit_code = None if timed_out else _KILLED_STATUS
+        stdout, stderr = await texts(out, err)
         return CommandResult(
             exit_code=exit_code,
-            stdout=out.text(),
-            stderr=err.text(),
+            stdout=stdout,
+            stderr=stderr,
             duration_s=time.monotonic() - started,
             timed_out=timed_out,
             limit_hit=limit_hit,
@@ -461,7 +462,7 @@ class NamespaceSandbox(Sandbox):
         if exceeded is not None:
             return exceeded
         if ending.status in (_SIGXFSZ_STATUS, 128 - _SIGXFSZ_STATUS) or (
-            ending.status != 0 and "File too large" in err.text()
+            ending.status != 0 and err.holds(b"File too large")
         ):
             return "file_size"
         cpu_signals = (_SIGXCPU_STATUS, 128 - _SIGXCPU_STATUS)
@@ -469,7 +470,7 @@ class NamespaceSandbox(Sandbox):
             return "cpu"
         if not backend.cgroups.version:
             # The kernel does not count forks that RLIMIT_NPROC refused: the text of the error has to do.
-            return "pids" if "Resource temporarily unavailable" in err.text() else None
+            return "pids" if err.holds(b"Resource temporarily unavailable") else None
         return "pids" if after.pids_refused > before.pids_refused else None
 
     async def read_file(self, path: str, *, max_bytes: int = 1024**2) -> bytes:
