@@ -9,6 +9,7 @@ import posixpath
 import shlex
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from errata_protocol import detect
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
+from errata_server.environments.detecting import detected
 from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
 from errata_server.environments.session_backend import session_backend
+from errata_server.environments.worker_calls import call_in_worker
 from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefused
 
 from ..dataset import TEST_SPLIT, Instance
@@ -28,6 +31,7 @@ from . import hardening, patches
 from .episode import Episode, read_snapshot
 from .grading import Graded, grade
 from .offered import BUNDLED, EVALUATION_WARNING, offered
+from .patches import PATCH_CHARACTERS
 from .prepare.store import WORKDIR, Prepared, default_directory
 from .rubric import DiscountedSweRubric, rubric
 from .settings import SweSettings, read_settings
@@ -44,6 +48,8 @@ FILE_BYTES = 16 * 1024**2
 """Largest file that ``read_file`` and ``edit`` take."""
 SESSION_LIMITS = Limits(memory_bytes=2 * 1024**3, pids=256, disk_bytes=1024**3, inodes=100_000)
 """Of a session's commands. Test suites of the benchmark's repositories need more than a shell does."""
+LOG_KEPT = 64 * 1024
+"""Characters of the end of a grading's log that a session keeps."""
 FILE_TOOL_TIMEOUT_S = 120.0
 """Time limit of what ``search`` and ``apply_patch`` run."""
 
@@ -219,7 +225,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         stubs = hardening.stubs(episode.blocked, default_directory())
         result = await sandbox.run(action.command, timeout_s=limit_s, mounts=stubs or None)
         before, episode.cwd = episode.cwd, sandbox.cwd
-        detection = detect.detect(
+        detection = await detected(
             action.command,
             result.exit_code,
             result.stdout,
@@ -282,7 +288,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
             return result
         if result.exit_code == 0:
             return {}, NOTHING_WRONG
-        message, detection = patches.refusal(patch, result.stderr)
+        message, detection = await call_in_worker("the patch", patches.refusal, patch, result.stderr)
         return {"stderr": message}, detection
 
     async def _search(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
@@ -346,9 +352,10 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         prepared = await self._prepared(settings, self._backend, self._instance, episode)
         final = await sandbox.snapshot()
         async with grading_slot(settings.grading_slots):
-            self.graded = graded = await grade(
+            graded = await grade(
                 self._backend, final, prepared, rules=settings.rules, timeout_s=settings.grading_timeout_s
             )
+        self.graded = replace(graded, log=graded.log[-LOG_KEPT:])
         self._rubric.graded(graded.resolution, graded.tampering)
         log.info(
             "%s: %s%s", episode.instance_id, graded.resolution.status, "".join(f"; {line}" for line in graded.tampering)
@@ -486,8 +493,12 @@ def _wrong_argument(action: SweAction) -> tuple[str, str] | None:
             return "new_text", "edit needs new_text; empty text deletes old_text"
         if action.new_text == action.old_text:
             return "new_text", "new_text is old_text: nothing would change"
-    if tool == "apply_patch" and not (action.patch or "").strip():
-        return "patch", "apply_patch needs a patch"
+    if tool == "apply_patch":
+        patch = action.patch or ""
+        if not patch.strip():
+            return "patch", "apply_patch needs a patch"
+        if len(patch) > PATCH_CHARACTERS:
+            return "patch", f"the patch has {len(patch)} characters, at most {PATCH_CHARACTERS}: apply parts of it"
     if tool == "search":
         if not action.pattern:
             return "pattern", "search needs a pattern"
