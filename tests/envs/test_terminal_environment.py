@@ -404,20 +404,22 @@ async def test_sync_calls_inside_an_event_loop_say_what_to_use(environment: Term
 
 
 @pytest.mark.usefixtures("tasks")
-def test_the_task_api_shows_nothing_of_tests_or_solutions() -> None:
+async def test_the_task_api_shows_nothing_of_tests_or_solutions() -> None:
     fresh = TerminalEnvironment()
-    assert [split["name"] for split in fresh.list_splits()] == ["bundled", "local"]
-    assert fresh.num_tasks("local") == 2 and fresh.num_tasks("bundled") >= 8
-    assert fresh.get_task("local", 0)["instruction"] == "Copy it."
-    assert fresh.list_tasks("local") == fresh.get_task_range("local") == [fresh.get_task("local", i) for i in (0, 1)]
-    assert fresh.get_task_range("local", 1, 9) == [fresh.get_task("local", 1)]
-    shown = json.dumps([fresh.list_tasks(split["name"]) for split in fresh.list_splits()])
+    splits = await fresh.list_splits()
+    assert [split["name"] for split in splits] == ["bundled", "local"]
+    assert await fresh.num_tasks("local") == 2 and await fresh.num_tasks("bundled") >= 8
+    both = [await fresh.get_task("local", index) for index in (0, 1)]
+    assert both[0]["instruction"] == "Copy it."
+    assert await fresh.list_tasks("local") == await fresh.get_task_range("local") == both
+    assert await fresh.get_task_range("local", 1, 9) == both[1:]
+    shown = json.dumps([await fresh.list_tasks(split["name"]) for split in splits])
     assert "SECRET" not in shown and "solve" not in shown
     for index in (2, -1):
         with pytest.raises(IndexError):
-            fresh.get_task("local", index)
+            await fresh.get_task("local", index)
     with pytest.raises(IndexError):
-        fresh.num_tasks("nope")
+        await fresh.num_tasks("nope")
 
 
 def test_the_environment_describes_itself() -> None:

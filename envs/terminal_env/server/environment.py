@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
@@ -78,7 +79,7 @@ class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, Terminal
         check_reset("seed, episode_id, task_id, split, index", kwargs, seed=seed, index=index)
         backend, drawn = session_backend()
         seed = drawn if seed is None else seed
-        task = _choose(task_id, split, index, seed)
+        task = await asyncio.to_thread(_choose, task_id, split, index, seed)
         if task is not None:
             await demand_checked(backend, task)
         sandbox = await _open(backend, task)
@@ -236,7 +237,7 @@ class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, Terminal
             SandboxFailed: A layer that it names does not exist any more.
         """
         episode, saved = read_snapshot(snapshot)
-        task = offered_tasks().find(episode.task_id) if episode.task_id else None
+        task = (await asyncio.to_thread(offered_tasks)).find(episode.task_id) if episode.task_id else None
         if episode.task_id and task is None:
             raise EnvironmentFailed(f"cannot restore a session on task {episode.task_id}: this server has no such task")
         backend, _ = session_backend()

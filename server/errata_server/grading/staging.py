@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 _copies: dict[tuple[str, ...], Path] = {}
+_lock = threading.Lock()
 _home: tempfile.TemporaryDirectory[str] | None = None
 
 
 def new_directory() -> Path:
     """Create a directory that every user may read; it is removed when the process ends."""
     global _home
-    if _home is None:
-        _home = tempfile.TemporaryDirectory(prefix="errata-grading-")
+    with _lock:
+        if _home is None:
+            _home = tempfile.TemporaryDirectory(prefix="errata-grading-")
     copy = Path(tempfile.mkdtemp(dir=_home.name))
     copy.chmod(0o755)
     return copy
 
 
 def staged(*sources: Path, key: str = "") -> Path:
-    """Return a directory with a copy of each source file and of the contents of each source directory.
+    """Return a directory with a copy of each source file and of the contents of each source directory. Thread-safe.
 
     A copy is made once for the same sources, modification times and ``key``, and removed when the process ends. Links
     in directories are followed, and ``__pycache__`` is left out.
