@@ -49,6 +49,8 @@ class Settings(BaseSettings):
         token: Bearer token of all routes, or several separated by commas. Each token is a principal of its own, whose
             sessions and episodes the others cannot see. None turns authentication off.
         insecure: Allow requests from other machines without a token.
+        health_port: Port of ``errata serve`` for probes alone, ``/health`` and ``/ready``, which a thread of its own
+            answers without a token however busy the server is; 0 takes a free one, None opens none.
         base: Base trees of sandboxes by name, in addition to the built ones.
         sandbox: Name of an installed sandbox backend, an entry point of the group ``errata.sandboxes``; None for the
             default one.
@@ -74,6 +76,7 @@ class Settings(BaseSettings):
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
     token: SecretStr | None = None
     insecure: bool = False
+    health_port: int | None = Field(default=None, ge=0, le=65535)
     base: dict[str, Path] = Field(default_factory=dict)
     sandbox: str | None = None
 
