@@ -24,7 +24,7 @@ from ..base_trees.tree import BaseTree
 from ..files import as_owner
 from ..files.walk import Usage, usage
 from ..host.cgroups import Cgroups, Counters
-from ..host.descriptors import append_only, close_all, memory_file
+from ..host.descriptors import append_only, close_all, large_memory_file
 from ..host.privileges import Mode, may_raise_limits
 from ..layers.store import LayerStore
 from ..output import BoundedOutput, texts
@@ -185,7 +185,9 @@ class NamespaceSandbox(Sandbox):
             try:
                 watch = self._disk_watch(runner)
                 fds.callback(lambda: watch.end(self._usage))
-                give.append(memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+                give.append(
+                    await large_memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+                )
                 for stream in (out, err):
                     read_end, write_end = os.pipe()
                     fds.callback(os.close, read_end)
@@ -269,9 +271,10 @@ class NamespaceSandbox(Sandbox):
         self._shell = ShellState.starting(spec.workdir, spec.env, self._defaults())
         if not spec.makes_files:
             return
-        request, content = start_files.request_for(spec, rootless=self._backend.mode == "rootless")
+        rootless = self._backend.mode == "rootless"
+        request, content = await asyncio.to_thread(start_files.request_for, spec, rootless=rootless)
         self._backend.check_free_space(len(content))
-        data = memory_file(content)
+        data = await large_memory_file(content)
         try:
             runner, _ = await self._prepare()
             ending = await self._exchange(runner, request, [os.dup(data)], {}, _PREPARE_TIMEOUT_S)
@@ -488,7 +491,7 @@ class NamespaceSandbox(Sandbox):
         if self._usage.size_bytes + len(data) > self._limits.disk_bytes or self._usage.entries >= self._limits.inodes:
             raise _refused(path, errno.EDQUOT)
         self._backend.check_free_space(len(data))
-        content = memory_file(data)
+        content = await large_memory_file(data)
         try:
             await self._file_request(path, {"do": "write", "mode": mode}, content)
         finally:
