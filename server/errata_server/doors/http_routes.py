@@ -24,8 +24,9 @@ from ..episodes.interface import EpisodeReads
 from ..runtime import metrics
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
-from .input_errors import BodyTooLong, answer_invalid, answer_unreadable, bounded_errors, error_json
+from .input_errors import BodyTooLong, TooManyValues, answer_invalid, answer_unreadable, bounded_errors, error_json
 from .json_rpc import read_rpc
+from .json_values import ValueCounter, too_many
 from .mcp import McpDoor
 from .strict_json import parse_json, parse_object
 
@@ -211,14 +212,20 @@ def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:
 
 
 async def _message(request: Request, limit: int) -> dict[str, Any]:
-    """Return the body as a message for `parse_object`: ``bytes``, or ``oversize`` where it is longer than ``limit``."""
+    """Return the body as a message for `parse_object`: ``bytes``; ``oversize`` if it is longer than ``limit``;
+    ``refused`` if it has too many values."""
     parts, size = [], 0
+    values = ValueCounter()
     try:
         async for part in request.stream():
             size += len(part)
             if size > limit:
                 return {"oversize": f"more than {limit}"}
+            if await values.exceeds(part):
+                return {"refused": too_many()}
             parts.append(part)
+    except TooManyValues:
+        return {"refused": too_many()}
     except BodyTooLong:
         return {"oversize": f"more than {limit}"}
     return {"bytes": b"".join(parts)}

@@ -32,6 +32,7 @@ from ...runtime.rows import Admitted, error_row, refused_row, replied_row
 from ...sessions.session import Committed, Session
 from ...sessions.sessions import Sessions
 from ..injected_state import reset_to
+from ..json_values import MAX_VALUES, excess
 from .driver import ProtocolDriver, journal_sid
 from .lifetime import SessionLifetime
 from .translation import RequestDecoder, RpcRefused, object_of, reply_of
@@ -67,6 +68,20 @@ class RequestRunner:
 
     def run(self, run: RunRequest) -> None:
         """Start a request. When its reply is committed, the state machine gets it."""
+        if len(run.data) > MAX_VALUES:
+            self._driver.spawn(self._run_large(run))
+        else:
+            self._begin(run)
+
+    async def _run_large(self, run: RunRequest) -> None:
+        """Start a request that may have come in parts, none of which had too many values."""
+        error = await excess(run.data)
+        if error is None:
+            self._begin(run)
+        else:
+            self._reject(run, error)
+
+    def _begin(self, run: RunRequest) -> None:
         if run.kind == "step":
             session: Session = run.session.handle
             try:

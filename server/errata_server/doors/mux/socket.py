@@ -12,6 +12,7 @@ from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
 from ..asgi_extensions import BATCHED_RECEIVE, Unread
+from ..json_values import MAX_VALUES, excess
 from ..session_socket import GONE, accepted
 from .multiplexer import Multiplexer
 
@@ -99,6 +100,9 @@ class MuxSocket:
             for frame in frames:
                 if type(frame) is Unread:
                     driver.frame_discarded(connection, frame.error())
+                    taken += FRAME_BYTES
+                elif len(frame) > MAX_VALUES and (error := await excess(frame)) is not None:
+                    driver.frame_discarded(connection, error)
                     taken += FRAME_BYTES
                 else:
                     driver.receive(connection, frame)
