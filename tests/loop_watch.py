@@ -3,7 +3,7 @@
 What takes long on the loop holds up all sessions. The watch measures the CPU time of the loop's thread around each
 callback, without garbage collections. While a callback runs, a thread looks where it is: only time in which the code at
 work is of the server, the protocol or an environment counts, with what that code calls. Imports do not count, nor does
-what clients do on their own loops.
+what clients do on their own loops, or simulated threads.
 
 Loops of uvloop are not watched; tests that serve in this process use asyncio's.
 """
@@ -30,6 +30,8 @@ LOOK_S = 0.01
 _ROOT = Path(__file__).parents[1]
 _PRODUCT = tuple(f"{_ROOT / name}/" for name in ("server", "protocol", "envs"))
 _OF_CLIENTS = f"{_ROOT}/protocol/errata_protocol/mux/client"
+_SIMULATED_THREADS = (("_run_inline", "loop.py"), ("_next", "threads.py"))
+"""Functions of errata_server.simulation in which the loop plays a thread, and their modules."""
 _TESTS = f"{_ROOT / 'tests'}/"
 _IMPORT = "<frozen importlib._bootstrap>"
 
@@ -114,6 +116,8 @@ class LoopWatch:
         found = outermost = None
         while frame is not None and frame.f_code.co_name != "_run_once":
             name = frame.f_code.co_filename
+            if (frame.f_code.co_name, Path(name).name) in _SIMULATED_THREADS:
+                return None
             if name == _IMPORT or name.startswith(_OF_CLIENTS):
                 return None
             if found is None and name.startswith(_TESTS) and not name.startswith(self._product):

@@ -3,13 +3,14 @@ and how errors are answered (PROTOCOL A5, C1, G)."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -33,6 +34,9 @@ from .strict_json import parse_json, parse_object
 MAX_PAGE = 500
 MAX_FORK_BODY = 64 * 1024
 MAX_LIST_BODY = 4 * 1024**2
+
+_PIECE = 500
+"""Records that are written as JSON at a time."""
 
 _POSTS = TypeAdapter(list[RewardPost])
 
@@ -114,7 +118,9 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
 
     @app.get("/episodes/{eid}", tags=["Errata"])
     async def get_episode(request: Request, eid: str) -> Response:
-        return _json((await reads.detail(eid, principal(request))).model_dump(mode="json"))
+        found = await reads.detail(eid, principal(request))
+        head, turns = error_json(found.model_dump(mode="json", exclude={"turns"})), await _list_json(found.turns)
+        return Response(head[:-1] + b',"turns":' + turns + b"}", media_type="application/json")
 
     @app.get("/episodes/{eid}/states/{t}", tags=["Errata"])
     async def get_state(request: Request, eid: str, t: str) -> Response:
@@ -133,7 +139,7 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
 
     @app.get("/episodes/{eid}/rewards", tags=["Errata"])
     async def list_rewards(request: Request, eid: str) -> Response:
-        return _json([reward.model_dump() for reward in await reads.rewards(eid, principal(request))])
+        return Response(await _list_json(await reads.rewards(eid, principal(request))), media_type="application/json")
 
 
 def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> None:
@@ -183,8 +189,10 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
                 errors=bounded_errors(error.errors(include_url=False)),
             ) from error
         rows = await runtime.rewards.post_all(eid, posts, principal(request))
-        made = [reward_record(row).model_dump() for row in rows]
-        return _json(made if isinstance(body, list) else made[0])
+        made = [reward_record(row) for row in rows]
+        if not isinstance(body, list):
+            return _json(made[0].model_dump())
+        return Response(await _list_json(made), media_type="application/json")
 
 
 async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -249,6 +257,16 @@ async def answer_error(_: Request, error: Exception) -> Response:
         raise error
     headers = {"Retry-After": "5"} if error.retryable else {}
     return _json(error.to_wire(), error.info.http_status, headers)
+
+
+async def _list_json(records: Sequence[BaseModel]) -> bytes:
+    """Return a list of records as JSON; other requests get their turn after each few of them."""
+    pieces = []
+    for at in range(0, len(records), _PIECE):
+        piece = error_json([record.model_dump(mode="json") for record in records[at : at + _PIECE]])
+        pieces.append(piece[1:-1])
+        await asyncio.sleep(0)
+    return b"[" + b",".join(pieces) + b"]"
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

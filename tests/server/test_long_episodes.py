@@ -1,0 +1,57 @@
+"""Reads of episodes of any length, and posts of many rewards, take turns with other requests.
+
+The watch on event loops (`tests.loop_watch`) fails a test in which one of them does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+from msgspec.structs import replace
+
+from errata_server.app import create_fastapi_app
+from errata_server.runtime.store import Store
+from errata_server.settings import Settings
+
+from .conftest import connect, simulated
+from .environments import CountAction, CountEnvironment, CountObservation
+
+TURNS = 100_000
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    app = create_fastapi_app(
+        CountEnvironment, CountAction, CountObservation, max_concurrent_envs=8, runtime=simulated(Settings())
+    )
+    with TestClient(app) as client:
+        yield client
+
+
+def test_an_episode_of_a_hundred_thousand_turns_is_listed(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        socket.ask("step", {"n": 1})
+    short = client.get(f"/episodes/{eid}").json()
+    assert [turn["t"] for turn in short["turns"]] == [0, 1] and list(short)[-1] == "turns"
+    owned_turns = Store.owned_turns
+
+    async def many(self: Store, eid: str, principal: str | None) -> object:
+        row, (first, step) = await owned_turns(self, eid, principal)
+        return row, [first, *(replace(step, t=t) for t in range(1, TURNS))]
+
+    monkeypatch.setattr(Store, "owned_turns", many)
+    long = client.get(f"/episodes/{eid}").json()
+    assert (long["deliveries"], len(long["turns"])) == (TURNS, TURNS)
+    assert long["turns"][:2] == short["turns"] and long["turns"][-1]["t"] == TURNS - 1
+
+
+def test_thousands_of_rewards_are_posted_and_read(client: TestClient) -> None:
+    with connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+    posts = [{"t": 0, "value": n / 2, "source": "judge", "reward_id": f"r{n}"} for n in range(15_000)]
+    made = client.post(f"/episodes/{eid}/rewards", json=posts).json()
+    assert [reward["reward_id"] for reward in made] == [post["reward_id"] for post in posts]
+    assert client.get(f"/episodes/{eid}/rewards").json() == made
