@@ -5,11 +5,16 @@ The watch on event loops (`tests.loop_watch`) fails a test in which one of them 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from msgspec.structs import replace
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
 
 from errata_server.app import create_fastapi_app
 from errata_server.runtime.store import Store
@@ -55,3 +60,51 @@ def test_thousands_of_rewards_are_posted_and_read(client: TestClient) -> None:
     made = client.post(f"/episodes/{eid}/rewards", json=posts).json()
     assert [reward["reward_id"] for reward in made] == [post["reward_id"] for post in posts]
     assert client.get(f"/episodes/{eid}/rewards").json() == made
+
+
+MIB = 1024**2
+
+
+class TextAction(Action):
+    text: str = ""
+
+
+class TextObservation(Observation):
+    text: str = ""
+
+
+class EchoEnvironment(Environment[TextAction, TextObservation, State]):
+    """Returns what it gets."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> TextObservation:
+        return TextObservation()
+
+    async def step_async(self, action: TextAction, timeout_s: float | None = None, **_: Any) -> TextObservation:
+        return TextObservation(text=action.text)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> TextObservation:
+        raise NotImplementedError
+
+    def step(self, action: TextAction, timeout_s: float | None = None, **_: Any) -> TextObservation:
+        raise NotImplementedError
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 15 * MIB, "é\n" * (2 * MIB - 99), 'a,"\\' * (2 * MIB)], ids=["ascii", "utf-8", "escapes"]
+)
+def test_large_actions_and_observations_take_turns(text: str, tmp_path: Path) -> None:
+    app = create_fastapi_app(EchoEnvironment, TextAction, TextObservation, max_concurrent_envs=8, data_dir=tmp_path)
+    with TestClient(app) as client, connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        seen = socket.ask("step", {"text": text})
+        assert seen["data"]["observation"]["text"] == text
+        assert socket.ask("state", {"t": 1})["data"]["observation"]["text"] == text
+        assert json.loads(client.get(f"/episodes/{eid}/states/1").content)["observation"]["text"] == text
+        lines = client.get(f"/episodes/{eid}/bundle").text.splitlines()
+        assert any(len(line) > len(text) for line in lines)
