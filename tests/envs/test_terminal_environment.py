@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from errata_protocol.payload import encode_payload, semantic_digest
 from errata_server.sandbox.base import Backend, Limits
 from terminal_env import TerminalAction, TerminalObservation, agent_text
 from terminal_env.server import environment as module
+from terminal_env.server import layers, task_api, verifier
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import TASKS_VARIABLE
 
@@ -426,3 +429,31 @@ def test_the_environment_describes_itself() -> None:
     metadata = TerminalEnvironment().get_metadata()
     assert metadata.name == "terminal" and metadata.description
     assert "## Rewards" in (metadata.readme_content or "")
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_files_of_tasks_are_read_off_the_event_loop(
+    environment: TerminalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they are: a pipe without a writer holds up nobody."""
+    readers = set()
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            readers.add((function.__name__, threading.get_ident() == loop_thread))
+            return function(*arguments, **more)
+
+        return call
+
+    loop_thread = threading.get_ident()
+    for part, name in (
+        (module, "offered_tasks"),
+        (task_api, "offered_tasks"),
+        (layers, "_archive_of_tree"),
+        (verifier, "staged"),
+    ):
+        monkeypatch.setattr(part, name, watched(getattr(part, name)))
+    await environment.list_tasks("local")
+    await environment.reset_async(task_id="copy")
+    await environment.step_async(TerminalAction(tool="submit"))
+    assert readers == {("offered_tasks", False), ("_archive_of_tree", False), ("staged", False)}

@@ -51,3 +51,9 @@ def sleep(seconds: float) -> None:
 
 def niceness() -> int:
     return os.nice(0)
+
+
+def wait_for(path: str) -> str:
+    while not os.path.exists(path):  # noqa: PTH110
+        time.sleep(0.01)
+    return path
