@@ -11,6 +11,7 @@ Loops of uvloop are not watched; tests that serve in this process use asyncio's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import sys
 import threading
@@ -36,6 +37,10 @@ _TESTS = f"{_ROOT / 'tests'}/"
 _IMPORT = "<frozen importlib._bootstrap>"
 
 
+_Seen = tuple[float, str | None]
+"""CPU time of the thread, and where code of the product was at work; None where other code was."""
+
+
 class LoopWatch:
     """Watches all event loops of this process.
 
@@ -45,7 +50,7 @@ class LoopWatch:
 
     def __init__(self, product: tuple[str, ...] = _PRODUCT) -> None:
         self._product = product
-        self._running: dict[int, list[str | None]] = {}  # by thread: where its callback was seen
+        self._running: dict[int, list[_Seen]] = {}  # by thread: when and where its callback was seen
         self._collecting: dict[int, tuple[float, float]] = {}  # by thread: since when, and sum before
         self._found: list[str] = []
         self._original = events.Handle._run
@@ -69,7 +74,7 @@ class LoopWatch:
                 used = clock() - began
                 if used > limit_s:
                     after = collecting.get(thread, (0.0, 0.0))[1] - (collected[1] if collected else 0.0)
-                    long(handle, used - after, places)
+                    long(handle, began, used - after, places)
                 if before is None:
                     del running[thread]
                 else:
@@ -108,7 +113,9 @@ class LoopWatch:
             for thread, places in list(self._running.items()):
                 frame = frames.get(thread)
                 if frame is not None:
-                    places.append(self._place(frame))
+                    with contextlib.suppress(OSError):  # the thread has ended
+                        clock = time.clock_gettime(time.pthread_getcpuclockid(thread))
+                        places.append((clock, self._place(frame)))
             del frames
 
     def _place(self, frame: FrameType | None) -> str | None:
@@ -123,24 +130,31 @@ class LoopWatch:
             if found is None and name.startswith(_TESTS) and not name.startswith(self._product):
                 return None
             if name.startswith(self._product) and "/tasks/" not in name:
-                outermost = f"{frame.f_code.co_qualname} ({Path(name).relative_to(_ROOT)})"
+                outermost = f"{frame.f_code.co_qualname} ({Path(name).relative_to(_ROOT)}:{frame.f_lineno})"
                 found = found or outermost
             frame = frame.f_back
         return found if found in (None, outermost) else f"{found} of {outermost}"
 
-    def _long(self, handle: Any, used_s: float, places: list[str | None]) -> None:
-        own = [place for place in places if place is not None]
-        if places:
-            used_s *= len(own) / len(places)
-        elif not self._is_of_product(handle):
-            return
-        if used_s > LIMIT_S:
-            where = max(set(own), key=own.count) if own else "one call of C code"
-            self._found.append(f"{used_s:.2f} s in {where}, by {handle!r}"[:600])
+    def _long(self, handle: Any, began_s: float, used_s: float, places: list[_Seen]) -> None:
+        """Note a callback if the product's share of its time is too long.
 
-    def _is_of_product(self, handle: Any) -> bool:
+        The time between two looks is the product's if its code was at work at both: in a call of C code, which lets no
+        other thread look, it was at work on one side only.
+        """
+        own_s, before_s, before = 0.0, began_s, not self._is_of_test(handle)
+        for at_s, place in [*places, (began_s + used_s, places[-1][1] if places else "")]:
+            if before and place is not None:
+                own_s += at_s - before_s
+            before_s, before = at_s, place is not None
+        if own_s > LIMIT_S:
+            own = [place for _, place in places if place is not None]
+            where = max(set(own), key=own.count) if own else "one call of C code"
+            self._found.append(f"{own_s:.2f} s in {where}, by {handle!r}"[:600])
+
+    def _is_of_test(self, handle: Any) -> bool:
         callback = handle._callback
         task = getattr(callback, "__self__", None)
         code = getattr(task.get_coro(), "cr_code", None) if isinstance(task, asyncio.Task) else None
         code = code or getattr(callback, "__code__", None)
-        return code is not None and code.co_filename.startswith(self._product)
+        name = "" if code is None else code.co_filename
+        return name.startswith(_TESTS) and not name.startswith(self._product)

@@ -24,6 +24,7 @@ from errata_server.environments.sandboxed import SandboxedEnvironment, check_res
 from errata_server.environments.session_backend import session_backend
 from errata_server.environments.worker_calls import call_in_worker
 from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefused
+from errata_server.workers import Budget
 
 from ..dataset import TEST_SPLIT, Instance
 from ..models import TOOL_NAMES, SweAction, SweObservation, SweState
@@ -38,7 +39,7 @@ from .settings import SweSettings, read_settings
 from .slots import grading_slot
 from .starts import starts_on
 from .task_api import TaskApi
-from .texts import ToolRefused, bounded, lines_of, replaced
+from .texts import ToolRefused, replaced, shown
 
 log = logging.getLogger("errata.swe")
 
@@ -46,6 +47,9 @@ READ_BYTES = 64 * 1024
 """How much of a file one ``read_file`` returns: head and tail."""
 FILE_BYTES = 16 * 1024**2
 """Largest file that ``read_file`` and ``edit`` take."""
+INLINE_BYTES = 256 * 1024
+"""Largest file whose lines are counted and whose text is replaced on the event loop."""
+_EDIT_BUDGET = Budget(answer_bytes=64 * 1024**2)
 SESSION_LIMITS = Limits(memory_bytes=2 * 1024**3, pids=256, disk_bytes=1024**3, inodes=100_000)
 """Of a session's commands. Test suites of the benchmark's repositories need more than a shell does."""
 LOG_KEPT = 64 * 1024
@@ -254,16 +258,25 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
 
     async def _read(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
         try:
-            content = lines_of(await self._whole(action.path), action.first_line, action.last_line)
+            content = await self._whole(action.path)
+            arguments = (content, action.first_line, action.last_line, READ_BYTES)
+            if len(content) <= INLINE_BYTES:
+                text, truncated = shown(*arguments)
+            else:
+                text, truncated = await call_in_worker("the file", shown, *arguments)
         except ToolRefused as refusal:
             return self._refused(action, refusal, ErrorKind.INVALID_ARGUMENTS)
-        text, truncated = bounded(content, READ_BYTES)
         return {"content": text, "truncated": truncated}, detect.output_truncated() if truncated else NOTHING_WRONG
 
     async def _edit(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
         _, sandbox = self._live()
         try:
-            content = replaced(await self._whole(action.path), action.old_text or "", action.new_text or "")
+            content = await self._whole(action.path)
+            arguments = (content, action.old_text or "", action.new_text or "")
+            if len(content) <= INLINE_BYTES:
+                content = replaced(*arguments)
+            else:
+                content = await call_in_worker("the file", replaced, *arguments, budget=_EDIT_BUDGET)
         except ToolRefused as refusal:
             kind = ErrorKind.INVALID_ARGUMENTS if refusal.field == "path" else ErrorKind.PATCH_FAILED
             return self._refused(action, refusal, kind)

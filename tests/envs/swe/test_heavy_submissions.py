@@ -5,6 +5,7 @@ The watch on event loops (`tests.loop_watch`) fails each of these tests if somet
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 from dataclasses import replace
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 
 from errata_protocol.markers import ErrorKind
-from errata_server.sandbox.base import CommandResult
+from errata_server.sandbox.base import Backend, CommandResult
 from errata_server.workers import Budget
+from swe_bench_lite_env import SweAction
 from swe_bench_lite_env.server import grading, patches, readings, workspaces
+from swe_bench_lite_env.server.environment import SweBenchLiteEnvironment
 from swe_bench_lite_env.server.grading import Graded
 from swe_bench_lite_env.server.readings import MOST_CHANGED, NoVerdict, changes, placed
 from tests.counted_work import calls_of
@@ -171,3 +174,47 @@ def test_a_refusal_names_what_is_wrong_in_any_of_many_hunks_and_ends() -> None:
     text, detection = patches.refusal(patch, "".join(f"error: f{n}: wrong type\n" for n in range(1_000)))
     assert len(text.splitlines()) == 202 and len(detection.error_sites) == 20
     assert detection.error_kind is ErrorKind.PATCH_FAILED
+
+
+# -- arguments and files ----------------------------------------------------------------------------------------------
+
+SIZE = 15 * 1024**2
+ARGUMENTS = {
+    "run": ("command",),
+    "read_file": ("path",),
+    "write_file": ("path", "content"),
+    "edit": ("path", "old_text", "new_text"),
+    "apply_patch": ("patch",),
+    "search": ("pattern", "path"),
+    "no_such_tool": ("tool",),
+}
+
+
+@pytest.mark.sandbox
+async def test_tools_take_arguments_and_files_of_any_size_off_the_event_loop(real: Backend) -> None:
+    environment = SweBenchLiteEnvironment()
+    await environment.reset_async(seed=1)
+    shorts = {
+        "command": "x",
+        "path": "f",
+        "content": "x",
+        "old_text": "a",
+        "new_text": "b",
+        "patch": "x",
+        "pattern": "x",
+    }
+
+    async def call(**arguments: Any) -> None:
+        await asyncio.sleep(0)  # what the test itself computed is no part of the step
+        seen = await asyncio.create_task(environment.step_async(SweAction(**arguments)))
+        assert len(seen.stderr or "") < 100_000 and len(seen.content or "") < 100_000
+
+    for text in ("a", "../", "\n", "a;", "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n"):
+        large = text * (SIZE // len(text))
+        for tool, fields in ARGUMENTS.items():
+            for field in fields:
+                await call(**{"tool": tool, **shorts, field: large})
+        await call(tool="write_file", path="f", content=large)
+        await call(tool="read_file", path="f", first_line=large.count("\n"))
+        await call(tool="edit", path="f", old_text=" \n" * 1_000, new_text="x")
+    await environment.aclose()

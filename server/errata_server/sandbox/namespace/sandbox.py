@@ -24,7 +24,7 @@ from ..base_trees.tree import BaseTree
 from ..files import as_owner
 from ..files.walk import Usage, usage
 from ..host.cgroups import Cgroups, Counters
-from ..host.descriptors import append_only, close_all, large_memory_file
+from ..host.descriptors import INLINE_BYTES, append_only, close_all, large_memory_file
 from ..host.privileges import Mode, may_raise_limits
 from ..layers.store import LayerStore
 from ..output import BoundedOutput, texts
@@ -480,9 +480,15 @@ class NamespaceSandbox(Sandbox):
         data = os.memfd_create("read")
         try:
             await self._file_request(path, {"do": "read", "max_bytes": max_bytes}, data)
-            return os.pread(data, max_bytes, 0)
+            # In a thread if it is much; the descriptor is closed there, because that goes on where this is cancelled.
+            size = min(max_bytes, os.fstat(data).st_size)
+            if size > INLINE_BYTES:
+                data, large = -1, data
+                return await asyncio.to_thread(_read_and_close, large, size)
+            return os.pread(data, size, 0)
         finally:
-            os.close(data)
+            if data >= 0:
+                os.close(data)
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         self._check()
@@ -586,6 +592,13 @@ class NamespaceSandbox(Sandbox):
 
 class _RunnerEnded(SandboxFailed):
     """A runner ended before it got its command, and its cgroup is gone too."""
+
+
+def _read_and_close(data: int, size: int) -> bytes:
+    try:
+        return os.pread(data, size, 0)
+    finally:
+        os.close(data)
 
 
 def _rlimit(name: int, soft: int, hard: int) -> tuple[int, tuple[int, int]]:
