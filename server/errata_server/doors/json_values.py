@@ -15,7 +15,10 @@ from errata_protocol.errors import FrameTooLarge
 MAX_VALUES = 100_000
 """Most values, keys not counted, that one message may have."""
 
+_GLANCE = 1024**2
+"""Characters in which commas and brackets are counted before others get a turn."""
 _PIECE = 64 * 1024
+"""Characters in which those outside of strings are counted before others get a turn."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("|\\?\Z)', re.DOTALL)
 
 
@@ -36,22 +39,27 @@ class ValueCounter:
     def __init__(self) -> None:
         self._may_have = 0
         self._count = 0
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | str] = []
         self._carry = b""  # a string that goes on in the next piece begins with this
 
     async def exceeds(self, text: bytes | str) -> bool:
         """Add a part; return whether the parts so far have more than `MAX_VALUES` values."""
-        if isinstance(text, str):
-            self._may_have += text.count(",") + text.count("[") + text.count("{")
-        else:
-            self._may_have += text.count(b",") + text.count(b"[") + text.count(b"{")
-        self._parts.append(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+        for at in range(0, len(text), _GLANCE):
+            if at:
+                await asyncio.sleep(0)
+            piece = text[at : at + _GLANCE]
+            if isinstance(piece, str):
+                self._may_have += piece.count(",") + piece.count("[") + piece.count("{")
+            else:
+                self._may_have += piece.count(b",") + piece.count(b"[") + piece.count(b"{")
+        self._parts.append(text)
         if self._may_have <= MAX_VALUES:
             return False  # not even if no string had any of these characters
         parts, self._parts = self._parts, []
         for part in parts:
             for at in range(0, len(part), _PIECE):
-                self._count_piece(part[at : at + _PIECE])
+                piece = part[at : at + _PIECE]
+                self._count_piece(piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass"))
                 if self._count > MAX_VALUES:
                     return True
                 await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -16,6 +17,9 @@ from .asgi_extensions import Unread
 
 MAX_DEPTH = 256
 """Deepest nesting of a frame: far deeper than any action, and shallow enough for every decoder and validator."""
+
+_INLINE = 1024**2
+"""Length of a message up to which it is parsed on the event loop."""
 
 _LONG = 64 * 1024
 """Characters of a text above which its values are looked at instead, of which there are fewer."""
@@ -47,6 +51,13 @@ def parse_object(message: Mapping[str, Any], max_frame: int) -> dict[str, Any]:
     if not isinstance(frame, dict):
         raise InvalidRequest(f"a frame is a JSON object, not {type(frame).__name__}")
     return frame
+
+
+async def parse_any_object(message: Mapping[str, Any], max_frame: int) -> dict[str, Any]:
+    """Return what `parse_object` does; a long message is parsed in a thread, where others run between its parts."""
+    if len(message.get("text") or message.get("bytes") or b"") <= _INLINE:
+        return parse_object(message, max_frame)
+    return await asyncio.to_thread(parse_object, message, max_frame)
 
 
 def parse_json(message: Mapping[str, Any], max_frame: int) -> Any:

@@ -31,7 +31,7 @@ _LEAST_WALL_S = 120.0
 """A worker that has no CPU for so long is given up: the machine is at fault, and not what it reads."""
 _IDLE_S = 300.0
 _LARGEST_BYTES = 256 * 1024**2
-"""A worker that has used more memory is replaced: what Python has freed does not always go back to the system."""
+"""A worker that holds more memory after a call is replaced: what was freed does not always go back to the system."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 _EXCEEDED = {
     "time": "it takes more than {cpu_s:g} s of CPU time",
@@ -187,12 +187,12 @@ class _Call:
                 how, value, used_bytes = pickle.loads(worker.ask(request, budget))
             except _Gone as gone:
                 status = worker.kill()
-                if not new and not gone.began:
-                    continue  # it was killed while it was idle
                 if status == -signal.SIGXCPU:
                     raise BudgetExceeded(self._what, "time", budget) from None
                 if -status in _CRASHES:  # recursion in C, or memory that C code did not get
                     raise BudgetExceeded(self._what, "depth", budget) from None
+                if gone.ended and not new:
+                    continue  # most likely it was killed while it was idle
                 raise WorkerFailed(f"{self._what} could not be read: {gone} (status {status})") from None
             except BaseException:
                 worker.kill()
@@ -225,12 +225,12 @@ class _Gone(Exception):
 
     Args:
         message: What happened.
-        began: Whether it had the request.
+        ended: Whether it ended by itself, or was killed.
     """
 
-    def __init__(self, message: str, *, began: bool) -> None:
+    def __init__(self, message: str, *, ended: bool) -> None:
         super().__init__(message)
-        self.began = began
+        self.ended = ended
 
 
 class _Worker:
@@ -265,16 +265,14 @@ class _Worker:
         Raises:
             _Gone: The process ended, or gave no answer.
         """
-        began = False
         try:
             self._connection.send_bytes(request)
-            began = True
             wall_s = max(_LEAST_WALL_S, _WALL_S_PER_CPU_S * budget.cpu_s)
             if not self._connection.poll(wall_s):
-                raise _Gone(f"no answer within {wall_s:g} s: the machine is too busy", began=True)
+                raise _Gone(f"no answer within {wall_s:g} s: the machine is too busy", ended=False)
             answer = self._connection.recv_bytes(budget.answer_bytes + 65536)
         except (EOFError, OSError) as error:
-            raise _Gone(f"the worker process ended: {error}", began=began) from error
+            raise _Gone(f"the worker process ended: {error}", ended=True) from error
         self._idle_since = time.monotonic()
         return answer
 

@@ -24,6 +24,9 @@ BURST_BYTES = 64 * 1024
 FRAME_BYTES = 1024
 """Least size that a frame counts for `BURST_BYTES`: handling a small frame costs as much as handling this one."""
 
+COMMA_BYTES = 256
+"""Least size that each comma of a frame counts: a short frame may have hundreds of elements."""
+
 WRITTEN_AT_ONCE = 1 << 20
 """Bytes that are written to the socket before the task checks again whether input is accepted."""
 
@@ -106,7 +109,8 @@ class MuxSocket:
                     taken += FRAME_BYTES
                 else:
                     driver.receive(connection, frame)
-                    taken += max(len(frame), FRAME_BYTES)
+                    commas = frame.count("," if isinstance(frame, str) else b",")
+                    taken += max(len(frame), FRAME_BYTES, COMMA_BYTES * commas)
                 if taken >= BURST_BYTES:
                     taken = 0
                     await asyncio.sleep(0)
