@@ -124,21 +124,23 @@ def served() -> FastAPI:
     return create_fastapi_app(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=8, runtime=runtime)
 
 
-async def test_a_mux_request_of_too_many_values_is_refused_also_in_parts() -> None:
+@pytest.mark.parametrize("in_parts", [False, True])
+async def test_a_mux_request_of_too_many_values_is_refused_also_in_parts(in_parts: bool) -> None:
+    many = MANY | {"metadata": {"a": [[]] * 500_000}} if in_parts else MANY
     trainer = Trainer(served(), chance=random.Random(1))
     await trainer.join()
     session = await trainer.open()
     await trainer.ask(session, "reset")
     with pytest.raises(FrameTooLarge, match="JSON values"):
-        await trainer.ask(session, "step", MANY)
+        await trainer.ask(session, "step", many)
     reply = await trainer.ask(session, "step", LONG)
     assert json.loads(reply.payload)["observation"]["n"] == 1
     await trainer.cut()
 
 
-async def test_a_mux_frame_of_too_many_values_is_refused_whole() -> None:
+async def test_a_large_mux_frame_of_too_many_values_is_refused_whole() -> None:
     async with Peer(served(), subprotocols=(PROTOCOL_NAME,)) as peer:
-        answer = await peer.ask({"type": "open", "data": MANY})
+        answer = await peer.ask({"type": "open", "data": {"a": [[]] * 4_000_000}})
         assert (
             answer is not None
             and answer["data"]["code"] == "FRAME_TOO_LARGE"

@@ -56,10 +56,21 @@ def test_an_episode_of_a_hundred_thousand_turns_is_listed(client: TestClient, mo
 def test_thousands_of_rewards_are_posted_and_read(client: TestClient) -> None:
     with connect(client) as socket:
         eid = socket.ask("reset", {})["eid"]
-    posts = [{"t": 0, "value": n / 2, "source": "judge", "reward_id": f"r{n}"} for n in range(15_000)]
+    posts = [{"t": 0, "value": n / 2, "source": "judge", "reward_id": f"r{n}"} for n in range(9_000)]
     made = client.post(f"/episodes/{eid}/rewards", json=posts).json()
     assert [reward["reward_id"] for reward in made] == [post["reward_id"] for post in posts]
     assert client.get(f"/episodes/{eid}/rewards").json() == made
+
+
+def test_thousands_of_wrong_values_are_one_answer(client: TestClient) -> None:
+    with connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        wrong = socket.ask("step", {"n": [["x"]] * 20_000})
+        assert wrong["data"]["code"] == "VALIDATION_ERROR" and len(json.dumps(wrong)) < 20_000
+    answer = client.post(f"/episodes/{eid}/rewards", json=[{}] * 20_000)
+    assert answer.status_code == 422 and len(answer.content) < 20_000
+    answer = client.post("/episodes/delete", json={"eids": [1] * 40_000})
+    assert answer.status_code == 422 and len(answer.content) < 20_000
 
 
 MIB = 1024**2

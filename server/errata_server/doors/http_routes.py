@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, FailFast, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -38,7 +38,7 @@ MAX_LIST_BODY = 4 * 1024**2
 _PIECE = 500
 """Records that are written as JSON at a time."""
 
-_POSTS = TypeAdapter(list[RewardPost])
+_POSTS = TypeAdapter(Annotated[list[RewardPost], FailFast()])
 
 
 def principal(connection: HTTPConnection) -> str | None:

@@ -12,7 +12,7 @@ import re
 
 from errata_protocol.errors import FrameTooLarge
 
-MAX_VALUES = 100_000
+MAX_VALUES = 50_000
 """Most values, keys not counted, that one message may have."""
 
 _GLANCE = 1024**2
