@@ -23,7 +23,7 @@ from swe_bench_lite_env.server import grading, patches, readings, workspaces
 from swe_bench_lite_env.server.environment import SweBenchLiteEnvironment
 from swe_bench_lite_env.server.grading import Graded
 from swe_bench_lite_env.server.readings import MOST_CHANGED, NoVerdict, changes, placed
-from tests.counted_work import calls_of
+from tests.counted_work import Costs, calls_of
 
 from .test_grading_decisions import Played, graded
 
@@ -102,6 +102,15 @@ def test_a_state_with_too_many_files_has_no_verdict_that_could_pay() -> None:
     with pytest.raises(NoVerdict, match=f"more than {MOST_CHANGED} files"):
         placed(answered(survey=survey), "n", {}, frozenset())
     assert len(placed(answered(survey=survey), "n", {}, set(list(survey)[:1])).changes.configuration) == MOST_CHANGED
+
+
+def test_caches_are_dropped_in_time_linear_in_the_files(tmp_path: Path) -> None:
+    inside = program()
+    for number in range(5_000):
+        (tmp_path / f"module_{number}.pyc").touch()
+    walked = Costs(lambda: list(inside.walk(str(tmp_path))))
+    assert not walked.exceed(lambda: inside.drop_caches(str(tmp_path)), times=8)
+    assert len(list(tmp_path.iterdir())) == 5_000
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------

@@ -212,9 +212,10 @@ def drop_caches(root):
                     allow(path)
                 except OSError:
                     continue
+        there = set(files)
         for name in files:
             # Beside its source byte code is stale; alone it is a module of its own.
-            if name.endswith((".pyc", ".pyo")) and name[:-1] in files:
+            if name.endswith((".pyc", ".pyo")) and name[:-1] in there:
                 try:
                     os.unlink(os.path.join(here, name))
                 except OSError:
