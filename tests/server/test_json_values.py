@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.errors import FrameTooLarge
+from errata_protocol.errors import FrameTooLarge, InvalidRequest
 from errata_server.app import create_fastapi_app
 from errata_server.doors import json_values
 from errata_server.doors.json_values import MAX_VALUES, ValueCounter, excess
@@ -131,7 +131,7 @@ async def test_a_mux_request_of_too_many_values_is_refused_also_in_parts(in_part
     await trainer.join()
     session = await trainer.open()
     await trainer.ask(session, "reset")
-    with pytest.raises(FrameTooLarge, match="JSON values"):
+    with pytest.raises(InvalidRequest, match="JSON values"):
         await trainer.ask(session, "step", many)
     reply = await trainer.ask(session, "step", LONG)
     assert json.loads(reply.payload)["observation"]["n"] == 1

@@ -40,7 +40,7 @@ def test_an_episode_of_a_hundred_thousand_turns_is_listed(client: TestClient, mo
         eid = socket.ask("reset", {})["eid"]
         socket.ask("step", {"n": 1})
     short = client.get(f"/episodes/{eid}").json()
-    assert [turn["t"] for turn in short["turns"]] == [0, 1] and list(short)[-1] == "turns"
+    assert [turn["t"] for turn in short["turns"]] == [0, 1] and list(short)[-2:] == ["turns", "agent_text_version"]
     owned_turns = Store.owned_turns
 
     async def many(self: Store, eid: str, principal: str | None) -> object:

@@ -76,11 +76,9 @@ class RequestRunner:
 
     async def _run_large(self, run: RunRequest) -> None:
         """Start a request that may have come in parts, none of which had too many values."""
-        error = await excess(run.data)
-        if error is not None:
-            self._reject(run, error)
-            return
         try:
+            if (error := await excess(run.data)) is not None:
+                raise InvalidRequest(error.message)  # recorded, as everything that is wrong in the data of a request
             data = await asyncio.to_thread(object_of, run.data)
         except ErrataError as refused:
             await self._answer_failure(run, refused)
