@@ -27,6 +27,7 @@ CHARTERS = {
     "environments": "one hosted instance",
     "runtime": "one data directory",
     "grading": "grades final states",
+    "workers": "processes for work of others' sizes",
     "concurrency": "threads, deadlines, the fair lock",
     "journal": "durable rows and payloads",
     "sandbox": "where commands run",

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from . import slowest_files
+from .loop_watch import LoopWatch
 
 # Machines are shared: how long an example took says nothing of it, and a slow one is no finding.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+
+_WATCH = pytest.StashKey[LoopWatch]()
+
+
+@pytest.fixture(autouse=True)
+def loop_watch(pytestconfig: pytest.Config) -> Iterator[LoopWatch]:
+    """Fail a test in which the product's code keeps an event loop busy."""
+    watch = pytestconfig.stash[_WATCH]
+    yield watch
+    if found := watch.take():
+        pytest.fail("on an event loop, where all sessions wait for it: " + "; ".join(found), pytrace=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,7 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what tests cost."""
+    """Measure what tests cost, and watch event loops."""
+    config.stash[_WATCH] = watch = LoopWatch()
+    watch.start()
+    config.add_cleanup(watch.stop)
     config.pluginmanager.register(slowest_files.Times(config.getoption("--slowest-files")))
 
 

@@ -26,5 +26,12 @@ def _measured() -> float:
     return min(max(1.0, (time.monotonic() - began) / _IDLE_S), _MOST)
 
 
+def slowdown_now() -> float:
+    """Return how many times more CPU time a call takes now than on an idle core; at least 1."""
+    began = time.thread_time()
+    _work()
+    return max(1.0, (time.thread_time() - began) / _IDLE_S)
+
+
 SLOWDOWN = _measured()
 """At least 1. Measured once in a process, so that deadlines can be compared with each other."""

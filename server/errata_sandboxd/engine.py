@@ -159,6 +159,7 @@ class Engine:
                 mem_limit=memory_bytes,
                 memswap_limit=memory_bytes,
                 pids_limit=pids,
+                cpu_shares=512,  # half of the default: the server answers however much its containers compute
                 nano_cpus=int(policy.cpus * 1e9) or None,
                 shm_size=policy.shm_bytes,
                 ulimits=[docker.types.Ulimit(name="core", soft=0, hard=0)],

@@ -64,6 +64,8 @@ class ServerProcess:
             "--data-dir",
             str(data_dir),
         ]
+        # In a container the variable is set for the server that runs there, which has the port.
+        inherited = {name: value for name, value in os.environ.items() if name != "ERRATA_HEALTH_PORT"}
         self.process = subprocess.Popen(
             [*command, "--log-format", "text", *options],
             stdin=subprocess.DEVNULL,
@@ -71,7 +73,7 @@ class ServerProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, **(env or {})},
+            env={**inherited, **(env or {})},
             start_new_session=True,  # ^C at the terminal interrupts the caller only, which then stops the server
         )
         threading.Thread(target=self._read, name="errata-server-log", daemon=True).start()

@@ -90,6 +90,8 @@ class Settings(BaseSettings):
         token_file: File with the token, or with several, on lines of their own or separated by commas; read once. For
             secrets that are mounted as files. Not beside a ``token`` with another value.
         insecure: Allow requests from other machines without a token.
+        health_port: Port of ``errata serve`` for probes alone, ``/health`` and ``/ready``, which a thread of its own
+            answers without a token however busy the server is; 0 takes a free one, None opens none.
         base: Base trees of sandboxes by name, in addition to the built ones.
         sandbox: Name of an installed sandbox backend, an entry point of the group ``errata.sandboxes``; None for the
             default one.
@@ -116,6 +118,7 @@ class Settings(BaseSettings):
     token: SecretStr | None = None
     token_file: Path | None = None
     insecure: bool = False
+    health_port: int | None = Field(default=None, ge=0, le=65535)
     base: dict[str, Path] = Field(default_factory=dict)
     sandbox: str | None = None
 

@@ -54,7 +54,7 @@ def test_the_container_has_no_more_power_than_the_file_lists(envs: Compose) -> N
 
 def test_the_server_has_all_that_a_machine_of_its_own_would_have(envs: Compose) -> None:
     """No line of ``errata doctor`` says that something is missing or worse: cgroups, a uid for each command."""
-    doctor = ("errata", "doctor", "--json", "--port", "8001", "--data-dir", "/data/doctor")
+    doctor = ("errata", "doctor", "--json", "--port", "8002", "--data-dir", "/data/doctor")
     told = json.loads(envs.docker("exec", envs.container(), *doctor))
     lacking = [row for row in told["findings"] if row["verdict"] != "ok"]
     assert lacking == []

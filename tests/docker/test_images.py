@@ -40,6 +40,28 @@ def test_every_page_and_manifest_lists_the_capabilities_of_compose() -> None:
     assert [name for name in CAPABILITIES if name not in page] == []
 
 
+def test_probes_ask_the_health_port_with_timeouts_and_nothing_publishes_it() -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
+    for name in ("envs", "containers"):
+        service = services[name]
+        port = service["environment"]["ERRATA_HEALTH_PORT"]
+        check = service["healthcheck"]
+        assert f"127.0.0.1:{port}/ready" in check["test"][-1] and check["timeout"] == "5s"
+        assert not any(published.endswith(f":{port}") for published in service["ports"])
+    manifest = list(yaml.safe_load_all((ROOT / "docker/kubernetes.yaml").read_text("utf-8")))
+    (container,) = next(part for part in manifest if part["kind"] == "StatefulSet")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    (health,) = [port["containerPort"] for port in container["ports"] if port.get("name") == "probes"]
+    assert {"name": "ERRATA_HEALTH_PORT", "value": str(health)} in container["env"]
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = container[kind]
+        assert (probe["httpGet"]["port"], probe["timeoutSeconds"]) == ("probes", 5), kind
+    (service,) = [part for part in manifest if part["kind"] == "Service"]
+    assert [port["targetPort"] for port in service["spec"]["ports"]] == [8000]
+    assert f"ERRATA_HEALTH_PORT={port}" in (ROOT / "docker/Dockerfile").read_text("utf-8")
+
+
 async def test_the_dockerfile_of_an_environment_serves_it(checkout: Compose, tmp_path: Path) -> None:
     context = checkout.directory / "envs/terminal_env"
     subprocess.run(

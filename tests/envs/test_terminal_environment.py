@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from errata_protocol.payload import encode_payload, semantic_digest
 from errata_server.sandbox.base import Backend, Limits
 from terminal_env import TerminalAction, TerminalObservation, agent_text
 from terminal_env.server import environment as module
+from terminal_env.server import layers, task_api, verifier
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import TASKS_VARIABLE
 
@@ -404,23 +407,53 @@ async def test_sync_calls_inside_an_event_loop_say_what_to_use(environment: Term
 
 
 @pytest.mark.usefixtures("tasks")
-def test_the_task_api_shows_nothing_of_tests_or_solutions() -> None:
+async def test_the_task_api_shows_nothing_of_tests_or_solutions() -> None:
     fresh = TerminalEnvironment()
-    assert [split["name"] for split in fresh.list_splits()] == ["bundled", "local"]
-    assert fresh.num_tasks("local") == 2 and fresh.num_tasks("bundled") >= 8
-    assert fresh.get_task("local", 0)["instruction"] == "Copy it."
-    assert fresh.list_tasks("local") == fresh.get_task_range("local") == [fresh.get_task("local", i) for i in (0, 1)]
-    assert fresh.get_task_range("local", 1, 9) == [fresh.get_task("local", 1)]
-    shown = json.dumps([fresh.list_tasks(split["name"]) for split in fresh.list_splits()])
+    splits = await fresh.list_splits()
+    assert [split["name"] for split in splits] == ["bundled", "local"]
+    assert await fresh.num_tasks("local") == 2 and await fresh.num_tasks("bundled") >= 8
+    both = [await fresh.get_task("local", index) for index in (0, 1)]
+    assert both[0]["instruction"] == "Copy it."
+    assert await fresh.list_tasks("local") == await fresh.get_task_range("local") == both
+    assert await fresh.get_task_range("local", 1, 9) == both[1:]
+    shown = json.dumps([await fresh.list_tasks(split["name"]) for split in splits])
     assert "SECRET" not in shown and "solve" not in shown
     for index in (2, -1):
         with pytest.raises(IndexError):
-            fresh.get_task("local", index)
+            await fresh.get_task("local", index)
     with pytest.raises(IndexError):
-        fresh.num_tasks("nope")
+        await fresh.num_tasks("nope")
 
 
 def test_the_environment_describes_itself() -> None:
     metadata = TerminalEnvironment().get_metadata()
     assert metadata.name == "terminal" and metadata.description
     assert "## Rewards" in (metadata.readme_content or "")
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_files_of_tasks_are_read_off_the_event_loop(
+    environment: TerminalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they are: a pipe without a writer holds up nobody."""
+    readers = set()
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            readers.add((function.__name__, threading.get_ident() == loop_thread))
+            return function(*arguments, **more)
+
+        return call
+
+    loop_thread = threading.get_ident()
+    for part, name in (
+        (module, "offered_tasks"),
+        (task_api, "offered_tasks"),
+        (layers, "_archive_of_tree"),
+        (verifier, "staged"),
+    ):
+        monkeypatch.setattr(part, name, watched(getattr(part, name)))
+    await environment.list_tasks("local")
+    await environment.reset_async(task_id="copy")
+    await environment.step_async(TerminalAction(tool="submit"))
+    assert readers == {("offered_tasks", False), ("_archive_of_tree", False), ("staged", False)}

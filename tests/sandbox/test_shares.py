@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -52,6 +53,15 @@ async def test_a_hundred_busy_processes_get_no_more_than_two(namespace_backend: 
     )
     many, few = (float(result.stdout) for result in results)
     assert few > many / 3, f"{few:.2f} s of CPU time beside {many:.2f} s"
+
+
+async def test_commands_come_after_the_server(namespace_backend: NamespaceBackend) -> None:
+    box = await namespace_backend.open()
+    assert (await box.run("nice; nice -n -1 true")).stdout == f"{min(19, os.nice(0) + 5)}\n"
+    if (cgroups := namespace_backend.cgroups) is not None and (place := cgroups._cpu) is not None:
+        version, default = (2, 100) if cgroups.version == 2 else (1, 1024)
+        weight = int((place / {2: "cpu.weight", 1: "cpu.shares"}[version]).read_text())
+        assert weight < default
 
 
 async def test_socket_buffers_are_memory_of_the_sandbox(namespace_backend: NamespaceBackend) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,13 +18,33 @@ from pydantic import BaseModel, Field
 
 from errata_protocol.errors import InvalidRequest, ServiceError
 from errata_server.app import create_app, create_fastapi_app
-from errata_server.environments.detection import META_KEY, FieldMap, marked_observation, marked_response
+from errata_server.concurrency.procedures import run
+from errata_server.environments import detecting as detecting_module
+from errata_server.environments import detection
+from errata_server.environments.detecting import INLINE_CHARACTERS, detecting
+from errata_server.environments.detection import META_KEY, FieldMap, Marking
 from errata_server.process import ServerProcess
 
 from ..openenv_source import ENVIRONMENTS, needs_openenv_source
 from .conftest import Socket, connect
 from .environments import CountAction, CountEnvironment, CountObservation
 from .repeatable import ToolEnvironment
+
+T = TypeVar("T")
+
+
+def read(marking: Marking[T]) -> T:
+    """Return the result of a marking of turns that are short enough to be read at once."""
+    return asyncio.run(run(detecting(marking)))
+
+
+def marked_observation(*arguments: Any) -> Any:
+    return read(detection.marked_observation(*arguments))
+
+
+def marked_response(*arguments: Any) -> Any:
+    return read(detection.marked_response(*arguments))
+
 
 MAP = "stdout=out,stderr=result.err,exit_code=result.status,command=code"
 
@@ -307,10 +328,11 @@ def test_a_frame_of_the_server_is_no_site_and_no_marker_names_a_path_of_it(
 def test_success_may_stand_for_an_exit_status_and_has_to_be_a_boolean() -> None:
     mapped = FieldMap.parse(IN_PROCESS, CodeAction, InProcessObservation)
     assert (
-        mapped.detection(InProcessObservation(stderr="KeyError: 'k'", ok=False), ACTION).error_kind == "runtime_error"
+        read(mapped.detection(InProcessObservation(stderr="KeyError: 'k'", ok=False), ACTION)).error_kind
+        == "runtime_error"
     )
-    assert mapped.detection(InProcessObservation(stderr="KeyError: 'k'"), ACTION).error_kind is None
-    assert mapped.detection({"stderr": "KeyError: 'k'", "ok": "no"}, ACTION).error_kind is None
+    assert read(mapped.detection(InProcessObservation(stderr="KeyError: 'k'"), ACTION)).error_kind is None
+    assert read(mapped.detection({"stderr": "KeyError: 'k'", "ok": "no"}, ACTION)).error_kind is None
     with pytest.raises(InvalidRequest, match="and not both"):
         FieldMap.parse("exit_code=stdout,success=ok", CodeAction, InProcessObservation)
 
@@ -324,6 +346,20 @@ def test_the_message_of_a_failed_tool_names_no_path_of_the_server() -> None:
     assert result["content"][0]["text"] == text
     told = json.dumps(result["_meta"])
     assert ".../prices.json" in told and str(Path(__file__).parent) not in told
+
+
+@pytest.mark.parametrize("length", [INLINE_CHARACTERS // 2, 40 * INLINE_CHARACTERS])
+def test_a_long_turn_is_read_elsewhere_with_the_same_result(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also which files are the server's: a worker process has loaded others."""
+    noise = "# of no interest\n" * (length // 17)
+    trace = f"{noise}Traceback (most recent call last):\n  File \"{__file__}\", line 3, in step\nKeyError: 'k'\n"
+    seen = CodeObservation(out=noise, result=Result(err=trace, status=1))
+    marked = marked_observation(seen, CodeAction(code="python3 run.py"), 1, fields())
+    calls = []
+    monkeypatch.setattr(detecting_module, "INLINE_CHARACTERS", 10**9)
+    monkeypatch.setattr(detecting_module, "call_in_worker", lambda *_, **__: calls.append(1))
+    assert marked == marked_observation(seen, CodeAction(code="python3 run.py"), 1, fields()) and not calls
+    assert marked.metadata["error_kind"] == "runtime_error" and __file__ not in json.dumps(marked.metadata)
 
 
 @pytest.mark.upstream_envs  # smolagents is in the environment of that suite

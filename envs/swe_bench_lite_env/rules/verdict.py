@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
 from errata_protocol.errors import InvalidRequest
@@ -146,7 +145,7 @@ def judge(
             status="RESOLVED_NO",
             fail_to_pass=Outcome(failure=instance.fail_to_pass),
             pass_to_pass=Outcome(failure=instance.pass_to_pass),
-            statuses=MappingProxyType({}),
+            statuses={},
             invalid=invalid,
             exit_code=exit_code,
             rules=RULES[rules],
@@ -168,7 +167,7 @@ def judge(
         status=_status(*outcomes),
         fail_to_pass=outcomes[0],
         pass_to_pass=outcomes[1],
-        statuses=MappingProxyType(statuses),
+        statuses=statuses,
         exit_code=exit_code,
         rules=RULES[rules],
     )

@@ -30,7 +30,8 @@ _MOST_NAMES = 60
 _PASSING = (PASSED, XFAIL)
 _WHOLE_SHARE = 0.1
 """Of the tests outside of FAIL_TO_PASS, how many run to their end."""
-_SECRET = secrets.token_hex(16)
+SECRET = secrets.token_hex(16)
+"""The secret of this process, for `canaries`: worker processes have others."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 
 
@@ -74,7 +75,9 @@ class Outcome:
         )
 
 
-def canaries(instance: Instance, runner: str, sources: Mapping[str, str], *, whole: bool = False) -> Canaries | None:
+def canaries(
+    instance: Instance, runner: str, sources: Mapping[str, str], whole: bool = False, secret: str = SECRET
+) -> Canaries | None:
     """Return new canaries for an instance; None where its tests have no form of canaries.
 
     Args:
@@ -82,6 +85,7 @@ def canaries(instance: Instance, runner: str, sources: Mapping[str, str], *, who
         runner: What its recipe names.
         sources: Text of its test modules by path, as the test patch leaves them.
         whole: Keep the modules as they are, with tests that fail at once.
+        secret: With the same secret, the same tests of an instance run to their end.
     """
     modules = [path for path in sources if path.endswith(".py")]
     if not modules or runner not in _FORMS:
@@ -94,13 +98,13 @@ def canaries(instance: Instance, runner: str, sources: Mapping[str, str], *, who
         names = _names(runner, path, hidden, first=number == 0)
         # sympy's runner prints the result of a file behind that of its last test, which no log parser can then read.
         drawn = [*_drawn(form.tests, roles, f"{number}"), *_drawn(_LAST, roles, f"{number}")]
-        kept = _failing(sources[path], hidden, instance) if whole else None
+        kept = _failing(sources[path], hidden, instance, secret) if whole else None
         if kept is None:
             parts = [_guarded(sources[path]), form.head, *_one_line(form, names), *drawn]
         else:
             parts = [kept, form.head, *drawn]
         files[path] = "\n".join(parts)
-    return Canaries(MappingProxyType(files), MappingProxyType(roles))
+    return Canaries(files, roles)
 
 
 def read(instance: Instance, runner: str, made: Canaries, output: str, exit_code: int | None, rules: int) -> Outcome:
@@ -125,7 +129,7 @@ def read(instance: Instance, runner: str, made: Canaries, output: str, exit_code
         name = expression.sub(lambda found: f"<{made.roles[found[0]]}>", test)
         # Some parsers leave the message, which has a random word in it, behind the name of a test that errs.
         named[name.split(" - ", 1)[0] if name != test else name] = status
-    return Outcome(MappingProxyType(named), exit_code, forged_markers(output))
+    return Outcome(named, exit_code, forged_markers(output))
 
 
 def differences(expected: Outcome, found: Outcome) -> tuple[str, ...]:
@@ -143,11 +147,11 @@ def differences(expected: Outcome, found: Outcome) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _failing(source: str, hidden: Sequence[str], instance: Instance) -> str | None:
+def _failing(source: str, hidden: Sequence[str], instance: Instance, secret: str) -> str | None:
     """Return a module whose tests fail; None where it cannot be read.
 
     Those of FAIL_TO_PASS and a few others fail at their end, so that what they call is called; the rest before they do
-    anything, which costs nothing. Which others, no agent can know, and it is the same in all runs of this process.
+    anything, which costs nothing. Which others, no agent can know, and it is the same in all runs with this secret.
 
     Of many tests the hidden ones that come first in their lists are kept, and the others removed.
     """
@@ -167,7 +171,7 @@ def _failing(source: str, hidden: Sequence[str], instance: Instance) -> str | No
     words = " ".join(hidden)
     listed = {node.name for _, node in found if re.search(rf"\b{node.name}\b", words)}
     broken = " ".join(instance.fail_to_pass)
-    draw = random.Random(f"{_SECRET} {instance.instance_id}")
+    draw = random.Random(f"{secret} {instance.instance_id}")
     changes: list[tuple[int, int, list[str]]] = []
     for owner, node in found:
         first = node.body[0]

@@ -9,6 +9,7 @@ import posixpath
 import shlex
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from errata_protocol import detect
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
+from errata_server.environments.detecting import detected
 from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
 from errata_server.environments.session_backend import session_backend
+from errata_server.environments.worker_calls import call_in_worker
 from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefused
+from errata_server.workers import Budget
 
 from ..dataset import TEST_SPLIT, Instance
 from ..models import TOOL_NAMES, SweAction, SweObservation, SweState
@@ -28,13 +32,14 @@ from . import hardening, patches
 from .episode import Episode, read_snapshot
 from .grading import Graded, grade
 from .offered import BUNDLED, EVALUATION_WARNING, offered
+from .patches import PATCH_CHARACTERS
 from .prepare.store import WORKDIR, Prepared, default_directory
 from .rubric import DiscountedSweRubric, rubric
 from .settings import SweSettings, read_settings
 from .slots import grading_slot
 from .starts import starts_on
 from .task_api import TaskApi
-from .texts import ToolRefused, bounded, lines_of, replaced
+from .texts import ToolRefused, replaced, shown
 
 log = logging.getLogger("errata.swe")
 
@@ -42,8 +47,13 @@ READ_BYTES = 64 * 1024
 """How much of a file one ``read_file`` returns: head and tail."""
 FILE_BYTES = 16 * 1024**2
 """Largest file that ``read_file`` and ``edit`` take."""
+INLINE_BYTES = 256 * 1024
+"""Largest file whose lines are counted and whose text is replaced on the event loop."""
+_EDIT_BUDGET = Budget(answer_bytes=64 * 1024**2)
 SESSION_LIMITS = Limits(memory_bytes=2 * 1024**3, pids=256, disk_bytes=1024**3, inodes=100_000)
 """Of a session's commands. Test suites of the benchmark's repositories need more than a shell does."""
+LOG_KEPT = 64 * 1024
+"""Characters of the end of a grading's log that a session keeps."""
 FILE_TOOL_TIMEOUT_S = 120.0
 """Time limit of what ``search`` and ``apply_patch`` run."""
 
@@ -219,7 +229,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         stubs = hardening.stubs(episode.blocked, default_directory())
         result = await sandbox.run(action.command, timeout_s=limit_s, mounts=stubs or None)
         before, episode.cwd = episode.cwd, sandbox.cwd
-        detection = detect.detect(
+        detection = await detected(
             action.command,
             result.exit_code,
             result.stdout,
@@ -248,16 +258,25 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
 
     async def _read(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
         try:
-            content = lines_of(await self._whole(action.path), action.first_line, action.last_line)
+            content = await self._whole(action.path)
+            arguments = (content, action.first_line, action.last_line, READ_BYTES)
+            if len(content) <= INLINE_BYTES:
+                text, truncated = shown(*arguments)
+            else:
+                text, truncated = await call_in_worker("the file", shown, *arguments)
         except ToolRefused as refusal:
             return self._refused(action, refusal, ErrorKind.INVALID_ARGUMENTS)
-        text, truncated = bounded(content, READ_BYTES)
         return {"content": text, "truncated": truncated}, detect.output_truncated() if truncated else NOTHING_WRONG
 
     async def _edit(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
         _, sandbox = self._live()
         try:
-            content = replaced(await self._whole(action.path), action.old_text or "", action.new_text or "")
+            content = await self._whole(action.path)
+            arguments = (content, action.old_text or "", action.new_text or "")
+            if len(content) <= INLINE_BYTES:
+                content = replaced(*arguments)
+            else:
+                content = await call_in_worker("the file", replaced, *arguments, budget=_EDIT_BUDGET)
         except ToolRefused as refusal:
             kind = ErrorKind.INVALID_ARGUMENTS if refusal.field == "path" else ErrorKind.PATCH_FAILED
             return self._refused(action, refusal, kind)
@@ -282,7 +301,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
             return result
         if result.exit_code == 0:
             return {}, NOTHING_WRONG
-        message, detection = patches.refusal(patch, result.stderr)
+        message, detection = await call_in_worker("the patch", patches.refusal, patch, result.stderr)
         return {"stderr": message}, detection
 
     async def _search(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
@@ -346,9 +365,10 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         prepared = await self._prepared(settings, self._backend, self._instance, episode)
         final = await sandbox.snapshot()
         async with grading_slot(settings.grading_slots):
-            self.graded = graded = await grade(
+            graded = await grade(
                 self._backend, final, prepared, rules=settings.rules, timeout_s=settings.grading_timeout_s
             )
+        self.graded = replace(graded, log=graded.log[-LOG_KEPT:])
         self._rubric.graded(graded.resolution, graded.tampering)
         log.info(
             "%s: %s%s", episode.instance_id, graded.resolution.status, "".join(f"; {line}" for line in graded.tampering)
@@ -486,8 +506,12 @@ def _wrong_argument(action: SweAction) -> tuple[str, str] | None:
             return "new_text", "edit needs new_text; empty text deletes old_text"
         if action.new_text == action.old_text:
             return "new_text", "new_text is old_text: nothing would change"
-    if tool == "apply_patch" and not (action.patch or "").strip():
-        return "patch", "apply_patch needs a patch"
+    if tool == "apply_patch":
+        patch = action.patch or ""
+        if not patch.strip():
+            return "patch", "apply_patch needs a patch"
+        if len(patch) > PATCH_CHARACTERS:
+            return "patch", f"the patch has {len(patch)} characters, at most {PATCH_CHARACTERS}: apply parts of it"
     if tool == "search":
         if not action.pattern:
             return "pattern", "search needs a pattern"

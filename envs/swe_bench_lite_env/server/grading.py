@@ -26,22 +26,22 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
+from errata_server.environments.worker_calls import call_in_worker
 from errata_server.grading.control import ControlRuns
 from errata_server.grading.forks import forked, forks_gone
 from errata_server.grading.results import NoVerdict
 from errata_server.sandbox.base import Backend, SandboxSnapshot
+from errata_server.workers import Budget, BudgetExceeded
 
-from ..rules.verdict import STOPPED, Resolution, compose_log, forged_markers, judge
-from . import canaries
+from ..rules.verdict import Resolution, judge
+from . import canaries, readings
 from .prepare.store import Prepared
+from .readings import Changes, File
 from .workspaces import (
     GRADING_LIMITS,
-    Changes,
-    File,
     TestRun,
     Tests,
     Unplaceable,
-    changes,
     files_of_base,
     our_state,
     run_tests,
@@ -52,7 +52,8 @@ log = logging.getLogger("errata.swe")
 
 Canaries = Literal["ok", "wrong", "none"]
 
-_TIMED_OUT = STOPPED[3]
+_BUDGET = Budget(cpu_s=60.0)
+"""Of reading a log: the parsers take 2 s for the 16 MiB that are kept of an output."""
 _NAMED = 5
 """How many files or canaries a line of ``tampering`` names."""
 
@@ -123,9 +124,12 @@ async def grade(
 
 def _not_run(prepared: Prepared, rules: int, error: Unplaceable) -> Graded:
     """Return the grading of a state in which the tests cannot be put in place: not resolved, with the reason."""
-    # The rules read no word of the error: it may hold names of the agent's files.
-    nothing = judge(prepared.instance, "", rules=rules, runner=prepared.recipe.runner)
-    return Graded(resolved=False, tampering=(), resolution=replace(nothing, invalid=str(error)), log="")
+    return Graded(resolved=False, tampering=(), resolution=_invalid(prepared, rules, str(error)), log="")
+
+
+def _invalid(prepared: Prepared, rules: int, why: str) -> Resolution:
+    # The rules read no word of the reason: it may hold names of the agent's files.
+    return replace(judge(prepared.instance, "", rules=rules, runner=prepared.recipe.runner), invalid=why)
 
 
 async def _graded(
@@ -138,12 +142,12 @@ async def _graded(
     timeout_s: float,
 ) -> Graded:
     """Grade a state by a run of the tests on it, and by the further runs that its result calls for."""
-    resolution, log = _judged(prepared, run, rules, timeout_s)
+    resolution, forged = await _judged(prepared, run, rules, timeout_s)
     graded = Graded(
         resolved=resolution.resolved,
-        tampering=tuple(f"the tests printed {marker!r}" for marker in forged_markers(run.result.stdout)),
+        tampering=tuple(f"the tests printed {marker!r}" for marker in forged),
         resolution=resolution,
-        log=log,
+        log=readings.log_of(run.result.stdout, run.result.exit_code, timeout_s if run.result.timed_out else None),
         exit_code=run.result.exit_code,
         tests_s=run.result.duration_s,
     )
@@ -156,7 +160,7 @@ async def _graded(
     if resolution.invalid:
         await _demand_a_verdict(backend, prepared, tests, rules, timeout_s, again=run.result.timed_out)
     else:
-        changed = changes(tests, run.survey)
+        changed = run.changes
         base = await files_of_base(backend, prepared, (*changed.tests, *changed.configuration))
         graded = await _with_canaries(backend, snapshot, prepared, tests, graded, base, rules, timeout_s)
         if changed.configuration and _earns(resolution) and not graded.tampering:
@@ -185,7 +189,7 @@ async def _demand_a_verdict(
 
     async def verdict(state: SandboxSnapshot) -> None:
         control = await run_tests(backend, state, prepared, tests, files=tests.files, timeout_s=timeout_s)
-        found, _ = _judged(prepared, control, rules, timeout_s)
+        found, _ = await _judged(prepared, control, rules, timeout_s)
         if found.invalid:
             raise NoVerdict(found.invalid)
 
@@ -231,7 +235,7 @@ async def _with_canaries(
     for whole in (True, False) if _earns(graded.resolution) else (False,):
         wanted = await _expected_canaries(backend, prepared, tests, rules, timeout_s, whole)
         if wanted is not None:
-            made = _made(prepared, tests, whole)
+            made = await _made(prepared, tests, whole)
             assert made is not None
             found: canaries.Outcome | None
             try:
@@ -239,6 +243,8 @@ async def _with_canaries(
                 wrong = canaries.differences(wanted, found)
             except Unplaceable:
                 found, wrong = None, ("they cannot be put in place",)
+            except BudgetExceeded as error:
+                found, wrong = None, (str(error),)
             if wrong:
                 # The drawn names may matter to a test command, for instance by their order: so these very canaries
                 # have to do something else on a state of ours.
@@ -280,7 +286,7 @@ async def _expected_canaries(
     known = _expected.setdefault(backend, {})
     key = (prepared.digest, rules, whole)
     if key not in known:
-        found, made = None, _made(prepared, tests, whole)
+        found, made = None, await _made(prepared, tests, whole)
         try:
             if made is not None:
                 state = await _unchanged(backend, prepared, whole)
@@ -295,8 +301,14 @@ async def _expected_canaries(
     return known[key]
 
 
-def _made(prepared: Prepared, tests: Tests, whole: bool) -> canaries.Canaries | None:
-    return canaries.canaries(prepared.instance, prepared.recipe.runner, _texts(tests), whole=whole)
+async def _made(prepared: Prepared, tests: Tests, whole: bool) -> canaries.Canaries | None:
+    with our_state(prepared):
+        return await call_in_worker(
+            "the tests",
+            canaries.canaries,
+            *(prepared.instance, prepared.recipe.runner, _texts(tests), whole, canaries.SECRET),
+            budget=_BUDGET,
+        )
 
 
 async def _unchanged(backend: Backend, prepared: Prepared, whole: bool) -> SandboxSnapshot:
@@ -319,10 +331,17 @@ async def _canaries(
     rules: int,
     timeout_s: float,
 ) -> canaries.Outcome:
+    """Run canaries in a state and return what they showed.
+
+    Raises:
+        Unplaceable: They could not be put in place.
+        BudgetExceeded: Their output is too large.
+    """
     runner = prepared.recipe.runner
     files = {**tests.files, **{path: _file(text) for path, text in made.files.items()}}
     run = await run_tests(backend, state, prepared, tests, files=files, timeout_s=timeout_s, more=base)
-    return canaries.read(prepared.instance, runner, made, run.result.stdout, run.result.exit_code, rules)
+    shown = (prepared.instance, runner, made, run.result.stdout, run.result.exit_code, rules)
+    return await call_in_worker("the output of canaries", canaries.read, *shown, budget=_BUDGET)
 
 
 async def _without_configuration(
@@ -348,7 +367,7 @@ async def _without_configuration(
         await _demand_a_verdict(backend, prepared, tests, rules, timeout_s, again=error.timed_out)
         what = f"the base commit's configuration of the tests is barred: {_some(changed.configuration)}"
         return replace(graded, tampering=(*graded.tampering, what))
-    resolution, _ = _judged(prepared, run, rules, timeout_s)
+    resolution, _ = await _judged(prepared, run, rules, timeout_s)
     plain, own = (found.fail_to_pass for found in (resolution, graded.resolution))
     if not resolution.pass_to_pass.failure and set(own.success) <= set(plain.success):
         return graded
@@ -368,11 +387,19 @@ def _uncounted(prepared: Prepared, resolution: Resolution) -> tuple[str, ...]:
     return tuple(test for test in prepared.instance.fail_to_pass if test not in counted)
 
 
-def _judged(prepared: Prepared, run: TestRun, rules: int, timeout_s: float) -> tuple[Resolution, str]:
-    log = compose_log(run.result.stdout, run.result.exit_code)
-    if run.result.timed_out:
-        log += f"{_TIMED_OUT}\nTimeout error: {timeout_s:g} seconds exceeded.\n"
-    return judge(prepared.instance, log, rules=rules, runner=prepared.recipe.runner), log
+async def _judged(prepared: Prepared, run: TestRun, rules: int, timeout_s: float) -> tuple[Resolution, tuple[str, ...]]:
+    """Return the verdict of the rules on a run, and the benchmark's markers in its output; see `readings.judged`."""
+    result, runner = run.result, prepared.recipe.runner
+    limit_s = timeout_s if result.timed_out else None
+    try:
+        return await call_in_worker(
+            "the output of the tests",
+            readings.judged,
+            *(prepared.instance, result.stdout, result.exit_code, limit_s, rules, runner),
+            budget=_BUDGET,
+        )
+    except BudgetExceeded as error:
+        return _invalid(prepared, rules, str(error)), ()
 
 
 def _texts(tests: Tests) -> dict[str, str]:

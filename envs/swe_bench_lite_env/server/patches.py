@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from errata_protocol.markers import Detection, ErrorKind, ErrorSite
 
+PATCH_CHARACTERS = 4 * 1024**2
+"""Longest patch that ``apply_patch`` takes, code points."""
 COMMAND = "cd {root} && exec git apply --whitespace=nowarn -"
 """Applies the patch on standard input: all of it, or nothing."""
+
+_SITES = 20
+_SAID = 200
+"""Most lines of the message."""
 
 # Numbers of more than nine digits count no lines, and Python refuses to read those of more than 4,300.
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
@@ -97,26 +105,33 @@ def refusal(patch: str, stderr: str) -> tuple[str, Detection]:
         stderr: Standard error of ``git apply``.
     """
     parts = hunks(patch)
+    by_file: dict[str, Hunk] = {}
+    by_line: dict[tuple[str, int], Hunk] = {}
+    for part in parts:
+        by_file.setdefault(part.file, part)
+        by_line.setdefault((part.file, part.line), part)
     sites: list[ErrorSite] = []
     said: list[str] = []
     failed: set[str] = set()
     for line in stderr.splitlines():
+        if len(said) >= _SAID:
+            said.append("... and so on")
+            break
         if match := _FAILED.match(line):
             file, number = match["file"], int(match["line"])
             failed.add(file)
-            hunk = next((hunk for hunk in parts if (hunk.file, hunk.line) == (file, number)), None)
+            hunk = by_line.get((file, number))
             text = f"hunk {hunk.number} of {file}, at line {number}, does not match the file" if hunk else line
             sites.append(_site(text, hunk, file, number))
         elif match := _REFUSED.match(line):
             if match["file"] in failed:
                 continue
-            hunk = next((hunk for hunk in parts if hunk.file == match["file"]), None)
+            hunk = by_file.get(match["file"])
             text = f"{match['file']}: {match['why']}"
             sites.append(_site(text, hunk, match["file"], None))
         elif match := _CORRUPT.search(line) or _HEADER.search(line):
             number = int(match[1])
-            # git names the line after the one at which it gave up.
-            hunk = next((hunk for hunk in parts if hunk.first_line <= number <= hunk.last_line + 1), None)
+            hunk = _around(parts, number)
             why = hunk.problem if hunk and hunk.problem else line.removeprefix("error: ")
             text = f"hunk {hunk.number} of {hunk.file}, line {number} of the patch: {why}" if hunk else line
             sites.append(_site(text, hunk, hunk.file if hunk else None, None))
@@ -127,7 +142,16 @@ def refusal(patch: str, stderr: str) -> tuple[str, Detection]:
         text = "no diff was found in the patch: write it as `git diff` prints it" if not parts else stderr.strip()[:500]
         said.append(text or "git apply refused the patch")
         sites.append(_site(said[0], None, None, None, whole=len(patch)))
-    return "\n".join([*said, "nothing was changed"]), Detection.of(ErrorKind.PATCH_FAILED, *sites[:20])
+    return "\n".join([*said, "nothing was changed"]), Detection.of(ErrorKind.PATCH_FAILED, *sites[:_SITES])
+
+
+def _around(parts: Sequence[Hunk], number: int) -> Hunk | None:
+    """Return the first hunk that has a line of the patch, or ends before it: git names the line behind its stop."""
+    at = bisect_right(parts, number, key=lambda hunk: hunk.first_line) - 1
+    for hunk in parts[max(0, at - 1) : at + 1]:
+        if hunk.first_line <= number <= hunk.last_line + 1:
+            return hunk
+    return None
 
 
 def _site(message: str, hunk: Hunk | None, file: str | None, line: int | None, whole: int = 0) -> ErrorSite:

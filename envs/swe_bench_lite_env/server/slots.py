@@ -11,16 +11,19 @@ from errata_server.environments.context import current_session
 
 
 def grading_slot(limit: int) -> AbstractAsyncContextManager[None]:
-    """Return a context manager that holds a grading slot. Waiting for it does not count against the call's deadline.
+    """Return a context manager that holds a grading slot; principals, and the sessions of each, take turns.
+
+    Waiting for it does not count against the call's deadline.
 
     Args:
         limit: Slots of this process; 0 gives one for each CPU.
     """
+    slots = _slots(limit or os.cpu_count() or 1)
     try:
-        while_waiting = current_session().clock_stopped
+        session = current_session()
     except LookupError:  # outside of a server there is no deadline
-        while_waiting = nullcontext
-    return _slots(limit or os.cpu_count() or 1).take(while_waiting)
+        return slots.take(nullcontext)
+    return slots.take(session.clock_stopped, session.share)
 
 
 @cache

@@ -26,6 +26,9 @@ class ToolRefused(InvalidRequest):
         self.field = field
         self.line = line
 
+    def __reduce__(self) -> tuple[type[ToolRefused], tuple[str, str, int | None]]:
+        return ToolRefused, (self.message, self.field, self.line)  # out of a worker process
+
 
 def lines_of(content: bytes, first: int | None, last: int | None) -> bytes:
     """Return the lines ``first`` to ``last`` of a file, from 1 and inclusive, with their ends.
@@ -48,6 +51,15 @@ def bounded(content: bytes, keep_bytes: int) -> tuple[str, bool]:
     output = BoundedOutput(keep_bytes)
     output.feed(content)
     return output.text(), output.truncated
+
+
+def shown(content: bytes, first: int | None, last: int | None, keep_bytes: int) -> tuple[str, bool]:
+    """Return `bounded` of the lines ``first`` to ``last`` of a file.
+
+    Raises:
+        ToolRefused: The file does not have the first of them.
+    """
+    return bounded(lines_of(content, first, last), keep_bytes)
 
 
 def replaced(content: bytes, old: str, new: str) -> bytes:

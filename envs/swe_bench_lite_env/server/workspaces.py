@@ -12,19 +12,23 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from errata_protocol.errors import EnvironmentFailed
+from errata_server.environments.worker_calls import call_in_worker
 from errata_server.grading.forks import forked
-from errata_server.grading.results import NoVerdict, nonced
+from errata_server.grading.results import NoVerdict
 from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
+from errata_server.workers import Budget, BudgetExceeded
 
 from ..rules.directives import test_files
+from . import readings
 from .prepare.store import Prepared
+from .readings import NO_CHANGES, Changes, File, Survey
 
 GRADING_LIMITS = Limits(
     memory_bytes=4 * 1024**3,
@@ -33,13 +37,11 @@ GRADING_LIMITS = Limits(
     disk_bytes=2 * 1024**3,
     inodes=200_000,
     cpu_s=2 * 3600,
-    keep_bytes=64 * 1024**2,
+    keep_bytes=16 * 1024**2,
 )
-
-File = dict[str, Any] | None
-"""A file as inside/workspace.py reads and writes it; None: nothing is there."""
-
-Survey = Mapping[str, tuple[str, str]]
+_OUR_LIMITS = replace(GRADING_LIMITS, keep_bytes=64 * 1024**2)
+"""Of a state without changes of the agent, whose files are read."""
+_OUR_BUDGET = Budget(answer_bytes=96 * 1024**2)
 
 _SCRIPT = Path(__file__).with_name("inside") / "workspace.py"
 _COMMAND = "exec /usr/bin/python3 -I -S /grading/workspace.py"
@@ -55,10 +57,13 @@ SURVEY = {
         ),
     },
     "modules": sorted({*sys.stdlib_module_names, *_RUNNERS}),
+    "most": 50_000,
+    "most_bytes": 4 * 1024**2,
 }
 """Which files of a repository are surveyed. ``test``: test modules. ``configuration``: what can change how tests run
 without being code under test. ``module``: a module outside of any package, with a name of the standard library or of a
-test runner's; one that the base commit does not have stands in front of the real one."""
+test runner's; one that the base commit does not have stands in front of the real one. A state with more than ``most``
+of all these, or whose names take more than ``most_bytes``, gets no verdict but "not resolved"."""
 
 
 class Unplaceable(NoVerdict):
@@ -76,10 +81,10 @@ class Unplaceable(NoVerdict):
 
 @contextmanager
 def our_state(prepared: Prepared) -> Iterator[None]:
-    """Turn `Unplaceable` into `EnvironmentFailed`: in a state without changes of the agent the machine is at fault."""
+    """Turn `Unplaceable` and `BudgetExceeded` into `EnvironmentFailed`, in a state without changes of the agent."""
     try:
         yield
-    except Unplaceable as error:
+    except (Unplaceable, BudgetExceeded) as error:
         raise EnvironmentFailed(f"{prepared.instance.instance_id}: {error}") from error
 
 
@@ -94,19 +99,6 @@ class Tests:
 
     files: Mapping[str, File] = field(repr=False)
     survey: Survey = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What a state has changed of the tests' surroundings.
-
-    Args:
-        tests: Test modules of the base commit that were changed or deleted.
-        configuration: Files that can change how tests run: changed, added or deleted.
-    """
-
-    tests: tuple[str, ...] = ()
-    configuration: tuple[str, ...] = ()
 
 
 _known: WeakKeyDictionary[Backend, dict[str, Tests]] = WeakKeyDictionary()
@@ -124,9 +116,9 @@ async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
     if prepared.digest in known:
         return known[prepared.digest]
     patch, name = prepared.instance.test_patch, prepared.instance.instance_id
-    async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as sandbox:
+    async with forked(backend, prepared.snapshot, limits=_OUR_LIMITS) as sandbox:
         with our_state(prepared):
-            before = await workspace(sandbox, prepared, survey=True)
+            before = await _ours(sandbox, prepared, survey=True)
         if patch.strip():
             applied = await sandbox.run(
                 f"cd {prepared.workdir} && git apply --whitespace=nowarn -",
@@ -137,28 +129,11 @@ async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
                 raise EnvironmentFailed(f"the test patch of {name} does not apply: {applied.stderr[-500:]}")
         with our_state(prepared):
             paths = tuple(test_files(patch))
-            after = await workspace(sandbox, prepared, read=paths)
-    survey = {path: (kind, digest) for path, (kind, digest) in before["survey"].items()}
+            after = await _ours(sandbox, prepared, read=paths)
     while len(known) >= _KEPT:
         del known[next(iter(known))]
-    known[prepared.digest] = tests = Tests(_files(paths, after["read"]), survey)
+    known[prepared.digest] = tests = Tests(_files(paths, after["read"]), readings.survey_of(before))
     return tests
-
-
-def changes(tests: Tests, survey: Survey) -> Changes:
-    """Return what a surveyed state has changed."""
-    changed = [path for path in (*tests.survey, *survey) if tests.survey.get(path) != survey.get(path)]
-    changed = [path for path in dict.fromkeys(changed) if path not in tests.files]
-    base = tests.survey
-    modules = [path for path in changed if base.get(path, survey.get(path, ("", "")))[0] == "test"]
-    return Changes(
-        tests=tuple(path for path in modules if path in base),
-        configuration=tuple(path for path in changed if path not in modules and not _is_base_module(path, base)),
-    )
-
-
-def _is_base_module(path: str, base: Survey) -> bool:
-    return base.get(path, ("", ""))[0] == "module"
 
 
 async def files_of_base(backend: Backend, prepared: Prepared, paths: tuple[str, ...]) -> dict[str, File]:
@@ -170,9 +145,9 @@ async def files_of_base(backend: Backend, prepared: Prepared, paths: tuple[str, 
     """
     if not paths:
         return {}
-    async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as sandbox:
+    async with forked(backend, prepared.snapshot, limits=_OUR_LIMITS) as sandbox:
         with our_state(prepared):
-            found = await workspace(sandbox, prepared, read=paths)
+            found = await _ours(sandbox, prepared, read=paths)
     return _files(paths, found["read"])
 
 
@@ -181,13 +156,36 @@ def _files(paths: tuple[str, ...], read: Mapping[str, File]) -> dict[str, File]:
     return {path: read.get(path) for path in paths}
 
 
-async def workspace(sandbox: Sandbox, prepared: Prepared, **request: Any) -> dict[str, Any]:
-    """Run inside/workspace.py.
+async def _ours(sandbox: Sandbox, prepared: Prepared, **request: Any) -> dict[str, Any]:
+    """Run inside/workspace.py in a state without changes of the agent and return its answer.
 
     Raises:
         Unplaceable: It gave no answer.
+        BudgetExceeded: Its answer is too large.
         SandboxFailed: The sandbox broke.
     """
+    nonce, result = await _run(sandbox, prepared, request)
+    try:
+        return await call_in_worker("the state", readings.answer, result, nonce, budget=_OUR_BUDGET)
+    except NoVerdict as error:
+        raise _unplaceable(error, result) from error
+
+
+async def _placed(sandbox: Sandbox, prepared: Prepared, tests: Tests, **request: Any) -> readings.Placed:
+    """Run inside/workspace.py in a state of the agent and return what it put in place, and what the agent changed.
+
+    Raises:
+        Unplaceable: It gave no answer, or one that is too large.
+        SandboxFailed: The sandbox broke.
+    """
+    nonce, result = await _run(sandbox, prepared, request)
+    try:
+        return await call_in_worker("the state", readings.placed, result, nonce, tests.survey, frozenset(tests.files))
+    except (NoVerdict, BudgetExceeded) as error:
+        raise _unplaceable(error, result) from error
+
+
+async def _run(sandbox: Sandbox, prepared: Prepared, request: dict[str, Any]) -> tuple[str, CommandResult]:
     nonce = secrets.token_hex(16)
     asked: dict[str, Any] = {**request, "nonce": nonce, "root": prepared.workdir}
     if asked.pop("survey", False):
@@ -199,10 +197,11 @@ async def workspace(sandbox: Sandbox, prepared: Prepared, **request: Any) -> dic
         stdin=json.dumps(asked).encode(),
         timeout_s=_TIMEOUT_S,
     )
-    try:
-        return nonced(result, nonce)
-    except NoVerdict as error:
-        raise Unplaceable(f"its tests could not be put in place: {error}", timed_out=result.timed_out) from error
+    return nonce, result
+
+
+def _unplaceable(error: Exception, result: CommandResult) -> Unplaceable:
+    return Unplaceable(f"its tests could not be put in place: {error}", timed_out=result.timed_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +210,12 @@ class TestRun:
 
     Args:
         result: What the command did.
-        survey: What stood in the state.
+        changes: What the state has changed of the tests' surroundings.
         refused: Files of the tests that could not be put in place.
     """
 
     result: CommandResult
-    survey: Survey = field(repr=False)
+    changes: Changes = NO_CHANGES
     refused: tuple[str, ...] = ()
 
     __test__ = False
@@ -251,17 +250,16 @@ async def run_tests(
     home = f"/tmp/home-{secrets.token_hex(8)}"
     async with forked(backend, state, limits=GRADING_LIMITS, wait=False) as fork:
         given = {**files, **(more or {})}
-        answer = await workspace(fork, prepared, files=given, clear=_CLEAR, home=home, survey=True)
-        survey = {path: (kind, digest) for path, (kind, digest) in answer["survey"].items()}
-        refused = list(answer["refused"])
-        altered = changes(tests, survey).tests if more is None else ()
+        placed = await _placed(fork, prepared, tests, files=given, clear=_CLEAR, home=home, survey=True)
+        refused = placed.refused
+        altered = placed.changes.tests if more is None else ()
         if altered:
             restored = await files_of_base(backend, prepared, altered)
-            refused += (await workspace(fork, prepared, files=restored))["refused"]
+            refused += (await _placed(fork, prepared, tests, files=restored)).refused
         result = await fork.run(
             f"cd {prepared.workdir} && {{ {prepared.test_command}\n}} 2>&1",
             clean=True,
             env={**prepared.env, "HOME": home},
             timeout_s=timeout_s,
         )
-    return TestRun(result, survey, tuple(refused))
+    return TestRun(result, placed.changes, refused)

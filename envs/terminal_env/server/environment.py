@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
@@ -15,6 +16,7 @@ from errata_protocol import detect
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
+from errata_server.environments.detecting import detected
 from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
 from errata_server.environments.session_backend import session_backend
 from errata_server.sandbox.base import Backend, PathRefused, Sandbox, SandboxSnapshot
@@ -77,7 +79,7 @@ class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, Terminal
         check_reset("seed, episode_id, task_id, split, index", kwargs, seed=seed, index=index)
         backend, drawn = session_backend()
         seed = drawn if seed is None else seed
-        task = _choose(task_id, split, index, seed)
+        task = await asyncio.to_thread(_choose, task_id, split, index, seed)
         if task is not None:
             await demand_checked(backend, task)
         sandbox = await _open(backend, task)
@@ -161,7 +163,7 @@ class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, Terminal
         limit_s = min(limits if bound_s is None or bound_s <= 0 else [*limits, bound_s])
         result = await sandbox.run(action.command, timeout_s=limit_s)
         before, episode.cwd = episode.cwd, sandbox.cwd
-        detection = detect.detect(
+        detection = await detected(
             action.command,
             result.exit_code,
             result.stdout,
@@ -235,7 +237,7 @@ class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, Terminal
             SandboxFailed: A layer that it names does not exist any more.
         """
         episode, saved = read_snapshot(snapshot)
-        task = offered_tasks().find(episode.task_id) if episode.task_id else None
+        task = (await asyncio.to_thread(offered_tasks)).find(episode.task_id) if episode.task_id else None
         if episode.task_id and task is None:
             raise EnvironmentFailed(f"cannot restore a session on task {episode.task_id}: this server has no such task")
         backend, _ = session_backend()

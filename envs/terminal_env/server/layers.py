@@ -17,7 +17,7 @@ from errata_server.grading.staging import staged
 from errata_server.input_files import FileRefused, read_file
 from errata_server.sandbox.base import WORKSPACE, Backend, CommandResult, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.recipe import AGENT_UID
-from errata_server.sandbox.spec import SandboxSpec, SpecRefused
+from errata_server.sandbox.spec import Entry, SandboxSpec, SpecRefused
 
 from .dockerfile import Placed, Recipe, Run
 from .task_files import MAX_BYTES
@@ -107,11 +107,15 @@ async def _opened(backend: Backend, task: Task | None) -> Sandbox:
     if task is None or task.recipe is None:
         return await backend.open(base=task.base if task else "default")
     try:
-        entries = tuple(made.entry() if isinstance(made, Placed) else made for made in task.recipe.start)
+        entries = await asyncio.to_thread(_entries, task.recipe)
         spec = SandboxSpec(workdir=task.workdir, entries=entries, mtime_s=EPOCH_S)
         return await backend.open(base=task.base, spec=spec)
     except (SpecRefused, FileRefused, OSError) as error:
         raise EnvironmentFailed(f"cannot set up {task.id}: environment/Dockerfile: {error}") from error
+
+
+def _entries(recipe: Recipe) -> tuple[Entry, ...]:
+    return tuple(made.entry() if isinstance(made, Placed) else made for made in recipe.start)
 
 
 def shell_env(task: Task | None) -> dict[str, str]:
@@ -121,18 +125,22 @@ def shell_env(task: Task | None) -> dict[str, str]:
 
 async def _install(sandbox: Sandbox, task: Task) -> None:
     if task.recipe is None:
-        files = [Placed(f"{WORKSPACE}/{name}", *_source(path)) for name, path in tree(task.environment)]
-        _demand(await sandbox.run(UNPACK, stdin=_archive(files), clean=True), task, "unpacking environment/")
+        archive = await asyncio.to_thread(_archive_of_tree, task.environment)
+        _demand(await sandbox.run(UNPACK, stdin=archive, clean=True), task, "unpacking environment/")
     else:
         await _follow(sandbox, task, task.recipe)
     if task.setup is not None:
-        mounts = {"/setup": staged(task.setup)}
+        mounts = {"/setup": await asyncio.to_thread(staged, task.setup)}
         command = f"cd {shlex.quote(task.workdir)} && {_SETUP}"
         result = await sandbox.run(command, clean=True, env=shell_env(task), mounts=mounts, timeout_s=SETUP_TIMEOUT_S)
         _demand(result, task, "setup.sh")
     places = "".join(f"{place}\0" for place in (task.workdir, *_top_directories(task.recipe)))
     result = await sandbox.run(CLAMP, stdin=os.fsencode(places), clean=True)
     _demand(result, task, "setting file times")
+
+
+def _archive_of_tree(root: Path) -> bytes:
+    return _archive([Placed(f"{WORKSPACE}/{name}", *_source(path)) for name, path in tree(root)])
 
 
 def _source(path: Path) -> tuple[Path | None, int]:
@@ -159,7 +167,8 @@ async def _follow(sandbox: Sandbox, task: Task, recipe: Recipe) -> None:
             command = f"cd {shlex.quote(step.cwd)} && exec /bin/sh -ec {shlex.quote(step.command)}"
             result = await sandbox.run(command, clean=True, env=step.env, timeout_s=SETUP_TIMEOUT_S)
         else:
-            result = await sandbox.run(UNPACK, stdin=_archive(list(step.entries)), clean=True)
+            archive = await asyncio.to_thread(_archive, list(step.entries))
+            result = await sandbox.run(UNPACK, stdin=archive, clean=True)
         _demand(result, task, f"environment/Dockerfile {step.line}")
 
 

@@ -25,6 +25,7 @@ an `EnvironmentFailed` and never a reward.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -193,7 +194,7 @@ async def _run_probe(
 ) -> dict[str, Any]:
     probe = task.probes[index]
     files = task.tests / "probe"
-    mounts = {"/probe": staged(files, key=task.digest)} if files.is_dir() else {}
+    mounts = {"/probe": await asyncio.to_thread(staged, files, key=task.digest)} if files.is_dir() else {}
     result = await run_in_fork(
         backend,
         state,
@@ -247,7 +248,8 @@ _LOOKUP_TIMEOUT_S = 30.0
 async def _run_judge(
     backend: Backend, task: Task, state: SandboxSnapshot, probes: dict[str, Any], broken: Broken
 ) -> Verdict:
-    mounts = {"/verifier": staged(task.tests, RUNTIME / "judge.py", RUNTIME / "errata_verify.py", key=task.digest)}
+    sources = (task.tests, RUNTIME / "judge.py", RUNTIME / "errata_verify.py")
+    mounts = {"/verifier": await asyncio.to_thread(staged, *sources, key=task.digest)}
     request = {"nonce": secrets.token_hex(16), "probes": probes, "workdir": task.workdir}
     command = JUDGE if broken != "runner" else JUDGE.replace("/verifier/", NOWHERE + "/")
     env = {"PATH": NOWHERE} if broken == "tools" else {}
@@ -264,7 +266,7 @@ async def _run_script(
         "/verifier": programs(RUNTIME / "programs", PROGRAMS),
         "/errata": staged(RUNTIME / "script.py"),
         "/site": staged(RUNTIME / "sitecustomize.py"),
-        "/tests": staged(task.tests, key=task.digest),
+        "/tests": await asyncio.to_thread(staged, task.tests, key=task.digest),
         "/logs": logs_link(f"/tmp/verifier-{token}"),
     }
     request = {
@@ -284,7 +286,7 @@ async def _run_script(
         mounts["/logs"].joinpath("verifier").unlink()
         mounts["/logs"].rmdir()
     score, ended = verdict["score"], f"test.sh ended with {verdict['exit_code']}"
-    lacks, unsure = _lacks(task, verdict.get("lacks", ()), harmless)
+    lacks, unsure = await asyncio.to_thread(_lacks, task, verdict.get("lacks", ()), harmless)
     absent = {found[1] for found in _ABSENT.finditer(stderr) if Path(found[1]).name in PROGRAMS.keys() | WELL_KNOWN}
     # Any program with test.sh's standard error could have printed that line.
     unsure += tuple(Lack("runner", path, f"no program {path}") for path in sorted(absent - harmless))
@@ -311,22 +313,23 @@ def _lacks(
     of its environment, unless the machine should have it.
     """
     lacks, unsure = [], []
+    files = [path for _, path in tree(task.environment)]
     for report in reports:
         lack = Lack(str(report["kind"]), str(report["name"]), str(report["text"]))
         if lack.name in harmless:
             continue
         if lack.kind == "runner":
             unsure.append(lack)
-        elif lack.kind == "tool" or report["on_machine"] or lack.name in WELL_KNOWN or not _names(task, lack.name):
+        elif (
+            lack.kind == "tool" or report["on_machine"] or lack.name in WELL_KNOWN or not _names(task, files, lack.name)
+        ):
             lacks.append(lack)
     return tuple(lacks), tuple(unsure)
 
 
-def _names(task: Task, name: str) -> bool:
+def _names(task: Task, files: Iterable[Path], name: str) -> bool:
     word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-    return bool(word.search(task.instruction)) or any(
-        word.search(path.name) or path.stem == name for _, path in tree(task.environment)
-    )
+    return bool(word.search(task.instruction)) or any(word.search(path.name) or path.stem == name for path in files)
 
 
 async def _run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
+from errata_protocol.detect.text import MESSAGE_CHARS
 from errata_protocol.detect.text import message as bounded_message
 from errata_protocol.markers import Detection, ErrorKind, ErrorSite
 
@@ -30,7 +31,7 @@ def tool_not_found(tool: str, known: Sequence[str], action_field: str = "tool") 
     Returns:
         A detection whose site spans the whole name.
     """
-    text = f"unknown tool {tool!r}; known: {', '.join(sorted(known))}"
+    text = f"unknown tool {tool[:MESSAGE_CHARS]!r}; known: {', '.join(sorted(known))}"
     return Detection.of(ErrorKind.TOOL_NOT_FOUND, _whole(tool, action_field, text))
 
 

@@ -3,13 +3,14 @@ and how errors are answered (PROTOCOL A5, C1, G)."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, FailFast, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -24,8 +25,9 @@ from ..episodes.interface import EpisodeReads
 from ..runtime import metrics
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
-from .input_errors import BodyTooLong, answer_invalid, answer_unreadable, bounded_errors, error_json
+from .input_errors import BodyTooLong, TooManyValues, answer_invalid, answer_unreadable, bounded_errors, error_json
 from .json_rpc import read_rpc
+from .json_values import ValueCounter, too_many
 from .mcp import McpDoor
 from .strict_json import parse_json, parse_object
 
@@ -33,7 +35,10 @@ MAX_PAGE = 500
 MAX_FORK_BODY = 64 * 1024
 MAX_LIST_BODY = 4 * 1024**2
 
-_POSTS = TypeAdapter(list[RewardPost])
+_PIECE = 500
+"""Records that are written as JSON at a time."""
+
+_POSTS = TypeAdapter(Annotated[list[RewardPost], FailFast()])
 
 
 def principal(connection: HTTPConnection) -> str | None:
@@ -115,7 +120,11 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
 
     @app.get("/episodes/{eid}", tags=["Errata"])
     async def get_episode(request: Request, eid: str) -> Response:
-        return _json((await reads.detail(eid, principal(request))).model_dump(mode="json"))
+        found = await reads.detail(eid, principal(request))
+        text = error_json(found.model_copy(update={"turns": []}).model_dump(mode="json"))
+        # In a text a quote is escaped, so that this stands there once.
+        text = text.replace(b'"turns":[]', b'"turns":' + await _list_json(found.turns), 1)
+        return Response(text, media_type="application/json")
 
     @app.get("/episodes/{eid}/states/{t}", tags=["Errata"])
     async def get_state(request: Request, eid: str, t: str) -> Response:
@@ -134,7 +143,7 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
 
     @app.get("/episodes/{eid}/rewards", tags=["Errata"])
     async def list_rewards(request: Request, eid: str) -> Response:
-        return _json([reward.model_dump() for reward in await reads.rewards(eid, principal(request))])
+        return Response(await _list_json(await reads.rewards(eid, principal(request))), media_type="application/json")
 
 
 def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> None:
@@ -184,8 +193,10 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
                 errors=bounded_errors(error.errors(include_url=False)),
             ) from error
         rows = await runtime.rewards.post_all(eid, posts, principal(request))
-        made = [reward_record(row).model_dump() for row in rows]
-        return _json(made if isinstance(body, list) else made[0])
+        made = [reward_record(row) for row in rows]
+        if not isinstance(body, list):
+            return _json(made[0].model_dump())
+        return Response(await _list_json(made), media_type="application/json")
 
 
 async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -213,14 +224,20 @@ def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:
 
 
 async def _message(request: Request, limit: int) -> dict[str, Any]:
-    """Return the body as a message for `parse_object`: ``bytes``, or ``oversize`` where it is longer than ``limit``."""
+    """Return the body as a message for `parse_object`: ``bytes``; ``oversize`` if it is longer than ``limit``;
+    ``refused`` if it has too many values."""
     parts, size = [], 0
+    values = ValueCounter()
     try:
         async for part in request.stream():
             size += len(part)
             if size > limit:
                 return {"oversize": f"more than {limit}"}
+            if await values.exceeds(part):
+                return {"refused": too_many()}
             parts.append(part)
+    except TooManyValues:
+        return {"refused": too_many()}
     except BodyTooLong:
         return {"oversize": f"more than {limit}"}
     return {"bytes": b"".join(parts)}
@@ -244,6 +261,16 @@ async def answer_error(_: Request, error: Exception) -> Response:
         raise error
     headers = {"Retry-After": "5"} if error.retryable else {}
     return _json(error.to_wire(), error.info.http_status, headers)
+
+
+async def _list_json(records: Sequence[BaseModel]) -> bytes:
+    """Return a list of records as JSON; other requests get their turn after each few of them."""
+    pieces = []
+    for at in range(0, len(records), _PIECE):
+        piece = error_json([record.model_dump(mode="json") for record in records[at : at + _PIECE]])
+        pieces.append(piece[1:-1])
+        await asyncio.sleep(0)
+    return b"[" + b",".join(pieces) + b"]"
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -18,6 +18,8 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .json_values import ValueCounter, too_many
+
 MAX_ERRORS = 20
 """Most errors that an answer lists for one request."""
 
@@ -76,8 +78,18 @@ class BodyTooLong(HTTPException):
         super().__init__(413, f"a body is over the limit of {limit} bytes: see ERRATA_MAX_FRAME")
 
 
+class TooManyValues(HTTPException):
+    """Raised while a request body is read that has more JSON values than a message may have; answered with 413."""
+
+    def __init__(self) -> None:
+        super().__init__(413, too_many().message)
+
+
 class BodyLimit:
-    """ASGI middleware that raises `BodyTooLong` in an application that reads a longer body: upstream's routes read all.
+    """ASGI middleware that raises an exception in an application that reads a body over a bound.
+
+    `BodyTooLong` if it has more bytes, `TooManyValues` if it has more JSON values: upstream's routes read all. A form
+    with files is no JSON, and its values are not counted.
 
     Args:
         app: The application to protect.
@@ -90,13 +102,18 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
+        kinds = [value for name, value in scope.get("headers", ()) if name == b"content-type"]
+        values = None if any(kind.startswith(b"multipart/") for kind in kinds) else ValueCounter()
 
         async def counted() -> Message:
             nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
+            body = message.get("body", b"")
+            size += len(body)
             if size > self._max_body:
                 raise BodyTooLong(self._max_body)
+            if values is not None and await values.exceeds(body):
+                raise TooManyValues
             return message
 
         await self._app(scope, counted if scope["type"] == "http" else receive, send)

@@ -13,6 +13,7 @@ from ..concurrency.queues import Inbox
 from ..sessions.session import Session
 from ..sessions.sessions import Sessions
 from .asgi_extensions import Unread, set_message_bounds
+from .json_values import MAX_VALUES, excess
 
 log = logging.getLogger("errata.ws")
 
@@ -74,7 +75,7 @@ class SocketDoor(ABC):
     async def _answer_all(self, session: Session) -> None:
         try:
             while (message := await self._inbox.take()) is not None and session.attached is self:
-                reply = await self._answer(session, message)
+                reply = await self._answer(session, await _bounded(message))
                 if reply is None:
                     break
                 await self._send(reply)
@@ -132,6 +133,13 @@ class SocketDoor(ABC):
             await self._websocket.close()
         except (RuntimeError, WebSocketDisconnect):
             pass  # the peer closed first
+
+
+async def _bounded(message: Message) -> Message:
+    """Return a message, or the error to answer if it has too many values."""
+    text = message.get("text") or message.get("bytes") or b""
+    error = await excess(text) if len(text) > MAX_VALUES else None
+    return message if error is None else {"refused": error}
 
 
 def _size(message: Message) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -17,7 +18,12 @@ from .asgi_extensions import Unread
 MAX_DEPTH = 256
 """Deepest nesting of a frame: far deeper than any action, and shallow enough for every decoder and validator."""
 
-_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_INLINE = 1024**2
+"""Length of a message up to which it is parsed on the event loop."""
+
+_LONG = 64 * 1024
+"""Characters of a text above which its values are looked at instead, of which there are fewer."""
+
 _MAYBE_INFINITE = re.compile(r"[eE]\+?0*[1-9]\d\d|\d{100}")
 
 
@@ -33,8 +39,8 @@ def parse_object(message: Mapping[str, Any], max_frame: int) -> dict[str, Any]:
     """Return the JSON object that an ASGI ``websocket.receive`` message holds.
 
     Args:
-        message: It has ``text`` or ``bytes``; or, where they were discarded, ``unread`` (an `Unread`) or ``oversize``
-            (the size, for the error message).
+        message: It has ``text`` or ``bytes``; or, where they were discarded, ``unread`` (an `Unread`), ``refused`` (the
+            error), or ``oversize`` (the size, for the error message).
         max_frame: The limit that the error for ``oversize`` names, bytes.
 
     Raises:
@@ -45,6 +51,13 @@ def parse_object(message: Mapping[str, Any], max_frame: int) -> dict[str, Any]:
     if not isinstance(frame, dict):
         raise InvalidRequest(f"a frame is a JSON object, not {type(frame).__name__}")
     return frame
+
+
+async def parse_any_object(message: Mapping[str, Any], max_frame: int) -> dict[str, Any]:
+    """Return what `parse_object` does; a long message is parsed in a thread, where others run between its parts."""
+    if len(message.get("text") or message.get("bytes") or b"") <= _INLINE:
+        return parse_object(message, max_frame)
+    return await asyncio.to_thread(parse_object, message, max_frame)
 
 
 def parse_json(message: Mapping[str, Any], max_frame: int) -> Any:
@@ -60,13 +73,15 @@ def parse_json(message: Mapping[str, Any], max_frame: int) -> Any:
         Refused: The frame was discarded as too large (``oversize``); or it is not UTF-8; or not JSON; or it has
             duplicate keys, NaN, numbers outside of a double's range, or nesting deeper than `MAX_DEPTH`.
         InvalidRequest: A string has an unpaired surrogate.
-        FrameTooLarge: The frame was discarded as too large (``unread``).
+        FrameTooLarge: The frame was discarded as too large (``unread``, ``refused``).
         Overloaded: The frame was discarded because its principal's unfinished messages reached their limit of memory
             (``unread``).
     """
     unread: Unread | None = message.get("unread")
     if unread is not None:
         raise unread.error()
+    if "refused" in message:
+        raise message["refused"]
     if "oversize" in message:
         raise Refused(
             f"a frame of {message['oversize']} bytes is over the limit of {max_frame}: send less in one action",
@@ -84,16 +99,43 @@ def parse_json(message: Mapping[str, Any], max_frame: int) -> Any:
         raise Refused("Invalid JSON: nested too deeply", "INVALID_JSON") from error
     except ValueError as error:
         raise Refused(f"Invalid JSON: {error}", "INVALID_JSON") from error
-    if _MAYBE_INFINITE.search(text):
+    if _has_infinity(frame) if len(text) > _LONG else _MAYBE_INFINITE.search(text):
         try:
             json.loads(text, parse_float=_finite)
         except ValueError as error:
             raise Refused(f"Invalid JSON: {error}", "INVALID_JSON") from error
     if text.count("{") + text.count("[") > MAX_DEPTH and _deeper_than(frame, MAX_DEPTH):
         raise Refused(f"Invalid JSON: nested deeper than {MAX_DEPTH} levels", "INVALID_JSON")
-    if _LONE_SURROGATE.search(text) or "\\ud" in text.lower():
+    if _maybe_surrogates(text):
         _refuse_surrogates(frame)
     return frame
+
+
+def _has_infinity(value: Any) -> bool:
+    """Return whether a decoded value has a number that is infinite; `parse_constant` has refused those by name."""
+    level = [value]
+    while level:
+        inner = [
+            found
+            for outer in level
+            if isinstance(outer, dict | list)
+            for found in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(found, dict | list | float)
+        ]
+        if any(isinstance(found, float) and math.isinf(found) for found in inner):
+            return True
+        level = inner
+    return False
+
+
+def _maybe_surrogates(text: str) -> bool:
+    """Return whether a JSON text holds half of a surrogate pair, or an escape that may stand for one."""
+    if "\\ud" in text or "\\uD" in text:
+        return True
+    try:
+        return not text.isascii() and not text.encode()
+    except UnicodeEncodeError:
+        return True
 
 
 def _deeper_than(value: Any, levels: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
+from ..concurrency.slots import NO_SHARE, Share
 from ..concurrency.step_clock import StepClock
 from ..sandbox.base import Backend
 
@@ -22,12 +23,13 @@ class SessionContext:
         seed: Seed that the server drew for this session and journaled; to be used where a reset names none.
         log: Logger whose records name the session by a hash of its id.
         monotonic: Monotonic clock of the server, seconds.
+        share: Principal and session, by which what all sessions share is divided.
 
     Attributes:
         clock: Clock of the session's calls; None until `clock_stopped` is called for the first time.
     """
 
-    __slots__ = ("_monotonic", "_sandboxes", "clock", "log", "seed")
+    __slots__ = ("_monotonic", "_sandboxes", "clock", "log", "seed", "share")
 
     def __init__(
         self,
@@ -35,9 +37,11 @@ class SessionContext:
         seed: int,
         log: Log,
         monotonic: Callable[[], float] = time.monotonic,
+        share: Share = NO_SHARE,
     ) -> None:
         self._sandboxes = sandboxes
         self._monotonic = monotonic
+        self.share = share
         self.clock: StepClock | None = None
         self.seed = seed
         self.log = log

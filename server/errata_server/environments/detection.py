@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from openenv.core.env_server.types import Action, Observation
 from pydantic import BaseModel
 
-from errata_protocol.detect import detect
 from errata_protocol.detect.agent_files import AgentFiles
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorMarkers, ErrorSite
 
+from .detecting import TurnText
 from .host_files import is_host_file
+
+T = TypeVar("T")
+
+Marking: TypeAlias = Generator[TurnText, Detection, T]
+"""Yields turns, receives what the detectors find in them (`detecting.detecting`), and returns a ``T``."""
 
 META_KEY = "openenv/error_markers"
 """Key of the markers in an MCP result's ``_meta``, and in the ``data`` of a JSON-RPC error."""
@@ -88,23 +93,23 @@ class FieldMap:
             return int(not succeeded) if isinstance(succeeded, bool) else None
         return _exit_code(_value(observation, self.exit_code)) if self.exit_code is not None else None
 
-    def detection(self, observation: object, action: object) -> Detection:
+    def detection(self, observation: object, action: object) -> Marking[Detection]:
         """Return the error that the detectors find in one turn."""
         exit_code = self.status(observation)
         if exit_code is None:
             return NOTHING_WRONG
-        found = detect(
+        found = yield TurnText(
             _text(_value(action, self.command)) if self.command else "",
             exit_code,
             _text(_value(observation, self.stdout)) if self.stdout else "",
             _text(_value(observation, self.stderr)) if self.stderr else "",
-            is_host_file=is_host_file,
+            on_host=True,
         )
         field = ".".join(self.command) if self.command else None
         return _with_sites(found, [_in_field(site, field) for site in found.error_sites])
 
 
-def marked_observation(observation: Observation, action: Action, t: int, fields: FieldMap) -> Observation:
+def marked_observation(observation: Observation, action: Action, t: int, fields: FieldMap) -> Marking[Observation]:
     """Return the observation, with markers added to its metadata if the detectors find an error.
 
     An observation whose class declares markers, or whose metadata has an ``error_kind``, is returned unchanged.
@@ -119,7 +124,7 @@ def marked_observation(observation: Observation, action: Action, t: int, fields:
     metadata = observation.metadata
     if isinstance(observation, ErrorMarkers) or not isinstance(metadata, dict) or "error_kind" in metadata:
         return observation
-    found = fields.detection(observation, action)
+    found = yield from fields.detection(observation, action)
     if found.error_kind is None:
         return observation
     return observation.model_copy(update={"metadata": {**metadata, **_new(_markers(found, t), metadata)}})
@@ -127,7 +132,7 @@ def marked_observation(observation: Observation, action: Action, t: int, fields:
 
 def marked_response(
     response: dict[str, Any], request: bytes, t: int, fields: FieldMap | None
-) -> tuple[dict[str, Any], Detection]:
+) -> Marking[tuple[dict[str, Any], Detection]]:
     """Return the JSON-RPC response of a tools/call with markers added, and the detected error.
 
     Markers are added to ``result._meta`` if the result is an object, and to ``error.data`` if upstream returned a
@@ -142,7 +147,7 @@ def marked_response(
     asked = json.loads(request).get("params") or {}
     result, error = response.get("result"), response.get("error")
     if isinstance(error, dict):
-        found = _stamped(_rpc_error(error, asked), t)
+        found = _stamped((yield from _rpc_error(error, asked)), t)
         data = error.get("data")
         if found.error_kind is None or not (data is None or (isinstance(data, dict) and META_KEY not in data)):
             return response, found
@@ -152,7 +157,7 @@ def marked_response(
     meta = result.get("_meta")
     if not (meta is None or (isinstance(meta, dict) and META_KEY not in meta)):
         return response, NOTHING_WRONG
-    found = _result(result, asked, fields)
+    found = yield from _result(result, asked, fields)
     if found.error_kind is None:
         return response, found
     return {**response, "result": {**result, "_meta": {**(meta or {}), META_KEY: _markers(found, t)}}}, found
@@ -160,6 +165,8 @@ def marked_response(
 
 # -- MCP results ------------------------------------------------------------------------------------------------------
 
+_ARGUMENTS_READ = 64 * 1024
+"""Characters of the arguments of a call in which names of the agent's files are looked for."""
 _TOOL_UNKNOWN = re.compile(r"(?i)\b(unknown tool|tool not found|no such tool)\b")
 _ARGUMENTS_INVALID = re.compile(
     r"(?i)\d+ validation errors? for |missing \d+ required (positional|keyword-only) argument"
@@ -177,19 +184,19 @@ _KIND_OF_TOOL_ERROR = {
 """Upstream's `ToolErrorType`; a ``transport_error`` is an infrastructure failure and is not marked."""
 
 
-def _result(result: dict[str, Any], asked: Mapping[str, Any], fields: FieldMap | None) -> Detection:
+def _result(result: dict[str, Any], asked: Mapping[str, Any], fields: FieldMap | None) -> Marking[Detection]:
     if fields is not None:
         arguments = asked.get("arguments") or {}
         action = {"name": asked.get("name"), "tool_name": asked.get("name"), **arguments, "arguments": arguments}
         for content in _structured(result):
             if fields.status(content) is not None:
-                return fields.detection(content, action)
+                return (yield from fields.detection(content, action))
     error = result.get("error")
     if isinstance(error, dict) and "error_type" in error:  # upstream's ToolError
         kind = _KIND_OF_TOOL_ERROR.get(str(getattr(error["error_type"], "value", error["error_type"])))
         return _tool_failure(kind, str(error.get("message", "")), asked) if kind is not None else NOTHING_WRONG
     if result.get("isError") is True or result.get("is_error") is True:
-        return _failure_text(_texts(result), asked)
+        return (yield from _failure_text(_texts(result), asked))
     return NOTHING_WRONG
 
 
@@ -218,18 +225,18 @@ def _texts(result: dict[str, Any]) -> str:
     return "\n".join(t for t in texts if isinstance(t, str))
 
 
-def _rpc_error(error: dict[str, Any], asked: Mapping[str, Any]) -> Detection:
+def _rpc_error(error: dict[str, Any], asked: Mapping[str, Any]) -> Marking[Detection]:
     message = str(error.get("message") or "")
-    return NOTHING_WRONG if message.startswith(_NO_TOOL_RAN) else _failure_text(message, asked)
+    return NOTHING_WRONG if message.startswith(_NO_TOOL_RAN) else (yield from _failure_text(message, asked))
 
 
-def _failure_text(text: str, asked: Mapping[str, Any]) -> Detection:
+def _failure_text(text: str, asked: Mapping[str, Any]) -> Marking[Detection]:
     """Detect the error in the message of a failed tool; an unrecognised message is marked as a warning."""
     if _TOOL_UNKNOWN.search(text):
         return _tool_failure(ErrorKind.TOOL_NOT_FOUND, text, asked)
     if _ARGUMENTS_INVALID.search(text):
         return _tool_failure(ErrorKind.INVALID_ARGUMENTS, text, asked)
-    found = detect("", 1, "", text, is_host_file=is_host_file)
+    found = yield TurnText("", 1, "", text, on_host=True)
     if found.error_kind not in (None, ErrorKind.NONZERO_EXIT):
         return _with_sites(found, [_in_field(site, None) for site in found.error_sites])
     site = ErrorSite(source="message", message=_line(text, asked)) if text.strip() else None
@@ -253,7 +260,7 @@ def _line(text: str, asked: Mapping[str, Any]) -> str | None:
     lines = text.strip().splitlines()
     if not lines:
         return None
-    arguments = json.dumps(asked.get("arguments") or {}, ensure_ascii=False)
+    arguments = json.dumps(asked.get("arguments") or {}, ensure_ascii=False)[:_ARGUMENTS_READ]
     return AgentFiles(arguments, lines[:1], is_host_file).redacted(lines[0])[:300]
 
 

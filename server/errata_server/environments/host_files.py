@@ -5,7 +5,36 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class HostFiles:
+    """The files of a server process; a worker process that gets a copy recognises them too.
+
+    Args:
+        files: Files of loaded modules.
+        trees: Directories of loaded packages, and of installations.
+        directory: The working directory.
+    """
+
+    files: frozenset[str]
+    trees: tuple[str, ...]
+    directory: str
+
+    def __call__(self, path: str) -> bool:
+        """Return whether a path from a traceback, absolute or relative to the working directory, is one of them."""
+        # It resolves no link: it is compared with both spellings.
+        absolute = os.path.normpath(os.path.join(self.directory, path))  # noqa: PTH118
+        return absolute in self.files or absolute.startswith(self.trees)
+
+
+def host_files() -> HostFiles:
+    """Return the files of this process: loaded modules, packages and installations."""
+    files, trees = _loaded(len(sys.modules))
+    return HostFiles(files, trees + _installed(), str(Path.cwd()))
 
 
 def is_host_file(path: str) -> bool:
@@ -15,9 +44,7 @@ def is_host_file(path: str) -> bool:
     Args:
         path: Absolute path, or a path relative to the working directory.
     """
-    absolute = os.path.abspath(path)  # noqa: PTH100  (resolves no link: it is compared with both spellings)
-    files, trees = _loaded(len(sys.modules))
-    return absolute in files or absolute.startswith(trees) or absolute.startswith(_installed())
+    return host_files()(path)
 
 
 @lru_cache(maxsize=1)

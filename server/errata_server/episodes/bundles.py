@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 
@@ -22,6 +23,9 @@ from ..ids import name_of
 from ..journal.base import DeliveryRow, EpisodeRow
 from ..runtime.rows import wire_digest
 from ..runtime.store import Store
+
+INLINE_CHARACTERS = 256 * 1024
+"""Length of a payload up to which its line is encoded on the event loop."""
 
 
 async def bundle(
@@ -49,7 +53,8 @@ async def bundle(
         yield writer.line(record)
     for record in described:
         async for line in contents(store, record):
-            yield writer.line(line)
+            large = isinstance(line, DeliveryRecord | FailureRecord) and len(line.payload) > INLINE_CHARACTERS
+            yield await asyncio.to_thread(writer.line, line) if large else writer.line(line)
     yield writer.end()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 from errata_protocol.errors import NoReset
 from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, RewardRecord, TurnRecord
 
 from ..ids import name_of
-from ..journal.base import DeliveryRow, EpisodeStats, TurnRow
+from ..journal.base import DeliveryRow, EpisodeRow, EpisodeStats, TurnRow
 from ..runtime.rewards import reward_record
 from ..runtime.rows import wire_digest
 from ..runtime.store import Store
@@ -87,20 +90,22 @@ class JournalReads:
             UnknownEpisode: The episode does not exist or has another owner.
         """
         row, turns = await self._store.owned_turns(eid, principal)
-        kinds: dict[str, int] = {}
-        for turn in turns:
-            if turn.error_kind is not None:
-                kinds[turn.error_kind] = kinds.get(turn.error_kind, 0) + 1
-        stats = EpisodeStats(
-            row,
-            len(turns),
-            sum(t.reward or 0.0 for t in turns),
-            any(t.done for t in turns),
-            dict(sorted(kinds.items())),
-        )
-        return EpisodeDetail(
-            **_summary(stats), turns=[_turn(t) for t in turns], agent_text_version=row.agent_text_version
-        )
+        return await asyncio.to_thread(_detail, row, turns)  # an episode may have a hundred thousand turns
+
+
+def _detail(row: EpisodeRow, turns: Sequence[TurnRow]) -> EpisodeDetail:
+    kinds: dict[str, int] = {}
+    for turn in turns:
+        if turn.error_kind is not None:
+            kinds[turn.error_kind] = kinds.get(turn.error_kind, 0) + 1
+    stats = EpisodeStats(
+        row,
+        len(turns),
+        sum(t.reward or 0.0 for t in turns),
+        any(t.done for t in turns),
+        dict(sorted(kinds.items())),
+    )
+    return EpisodeDetail(**_summary(stats), turns=[_turn(t) for t in turns], agent_text_version=row.agent_text_version)
 
 
 def _summary(stats: EpisodeStats) -> dict[str, object]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 from errata_protocol.errors import SandboxUnavailable
 
 _copies: dict[tuple[str, ...], Path] = {}
+_lock = threading.Lock()
 _home: tempfile.TemporaryDirectory[str] | None = None
 
 
@@ -20,8 +22,9 @@ def new_directory() -> Path:
         SandboxUnavailable: Neither the directory of temporary files nor the user's cache may hold programs.
     """
     global _home
-    if _home is None:
-        _home = tempfile.TemporaryDirectory(prefix="errata-grading-", dir=_place())
+    with _lock:
+        if _home is None:
+            _home = tempfile.TemporaryDirectory(prefix="errata-grading-", dir=_place())
     copy = Path(tempfile.mkdtemp(dir=_home.name))
     copy.chmod(0o755)
     return copy
@@ -42,7 +45,7 @@ def _place() -> Path:
 
 
 def staged(*sources: Path, key: str = "") -> Path:
-    """Return a directory with a copy of each source file and of the contents of each source directory.
+    """Return a directory with a copy of each source file and of the contents of each source directory. Thread-safe.
 
     A copy is made once for the same sources, modification times and ``key``, and removed when the process ends. Links
     in directories are followed, and ``__pycache__`` is left out.

@@ -24,6 +24,7 @@ from .capacity import PrincipalQuotas
 from .data_lock import lock, resolved
 from .hash_seed import HashSeeds
 from .live_sessions import LiveSessions
+from .loop_lag import LoopLag
 from .metrics import Metrics
 from .readiness import Readiness
 from .retention_clock import RetentionClock
@@ -66,6 +67,7 @@ class Runtime:
         rewards: Late rewards.
         live_sessions: The sessions of all environments.
         sandbox: The sandbox backend and its layers.
+        lag: How late the event loop of the application is.
         readiness: Whether the server can be given new work.
         shutdown: What happens before connections are closed.
         retention_clock: When old episodes are deleted next.
@@ -105,6 +107,7 @@ class Runtime:
         self.retention_clock = RetentionClock(self.clock.time())
         self.shutdown = Shutdown()
         self.shutdown.on_begin(self.store.stop_compaction)  # the request that waits for it is waited for
+        self.lag = LoopLag(self.clock.monotonic)
         self.readiness = Readiness(
             self.store.trouble,
             lambda: self.store.watch_trouble,
@@ -112,6 +115,7 @@ class Runtime:
             self.threads.trouble,
             self.sandbox.trouble,
             descriptors.trouble,
+            self.lag.trouble,
         )
         self._given_journal = journal
         self._disk = disk
@@ -135,6 +139,11 @@ class Runtime:
         gauge("errata_calls_hanging", "Calls given up that have not returned.", lambda: threads.counts.written_off)
         self.metrics.counter(
             "errata_calls_given_up_total", "Calls given up since the start.", lambda: threads.counts.written_off_total
+        )
+        gauge(
+            "errata_event_loop_lag_seconds",
+            "Most seconds by which the event loop was late in the last minute.",
+            lambda: self.lag.worst_s,
         )
         gauge(
             "errata_sandbox_commands",
@@ -204,11 +213,14 @@ class Runtime:
             JournalUnavailable: See `start`.
         """
         await self.start(reopen=True)
+        self.lag.start()
         self._users += 1
 
     async def release(self) -> None:
         """Undo `acquire`; the last application to stop closes a runtime whose journal is durable."""
         self._users -= 1
+        if self._users == 0:
+            self.lag.stop()
         if self._users == 0 and self.store.journal.durable:
             await self.close()
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import codecs
 from collections import deque
 
 _CUT_MARK = "\n[... {count} bytes not kept ...]\n"
+_CHUNK_BYTES = 64 * 1024
+"""The interpreter's lock is held while one chunk is decoded."""
+INLINE_BYTES = 256 * 1024
+"""Up to so many bytes are decoded on the event loop."""
 
 
 def decode(data: bytes) -> str:
     """Return UTF-8 bytes as text in which undecodable bytes and NUL are written as ``\\xNN``."""
-    return data.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
+    if len(data) <= _CHUNK_BYTES:
+        return data.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    view = memoryview(data)
+    parts = [
+        decoder.decode(view[at : at + _CHUNK_BYTES], at + _CHUNK_BYTES >= len(data)).replace("\0", "\\x00")
+        for at in range(0, len(data), _CHUNK_BYTES)
+    ]
+    return "".join(parts)
 
 
 class BoundedOutput:
@@ -49,6 +63,15 @@ class BoundedOutput:
             self._tail_bytes -= len(self._tail.popleft())
 
     @property
+    def kept_bytes(self) -> int:
+        """Number of bytes that are kept, or a few more."""
+        return len(self._head) + self._tail_bytes
+
+    def holds(self, text: bytes) -> bool:
+        """Return whether the kept beginning or the kept end has ``text`` in it."""
+        return text in self._head or text in b"".join(self._tail)
+
+    @property
     def truncated(self) -> bool:
         """Whether a part of the stream was not kept."""
         return self.total > self._head_limit + self._tail_limit
@@ -61,6 +84,13 @@ class BoundedOutput:
         head = _without_partial_end(bytes(self._head))
         tail = _without_partial_start(tail[len(tail) - self._tail_limit :])
         return decode(head) + _CUT_MARK.format(count=self.total - len(head) - len(tail)) + decode(tail)
+
+
+async def texts(*outputs: BoundedOutput) -> tuple[str, ...]:
+    """Return `BoundedOutput.text` of each output; much output is decoded in a thread."""
+    if sum(output.kept_bytes for output in outputs) <= INLINE_BYTES:
+        return tuple(output.text() for output in outputs)
+    return await asyncio.to_thread(lambda: tuple(output.text() for output in outputs))
 
 
 def _without_partial_end(data: bytes) -> bytes:

@@ -35,6 +35,7 @@ from ..targets.load import Stated, load_all
 from .announcement import announcement_lines
 from .connections import Connections
 from .detached_sockets import allows_detached_sockets
+from .health_port import HealthPort
 from .uvicorn_protocols import BoundedHttp, BoundedSocket, DetachableSocket, MessageBounds
 
 log = logging.getLogger("errata.server")
@@ -229,7 +230,23 @@ def run(served: Served, bind: Bind) -> None:
     bounds = MessageBounds(served.runtime.settings.max_frame, served.runtime.quotas.unfinished)
     config = _config(served.app, bind, connections, bounds)
     server = _AnnouncingServer(config, served, _url_of(listening))
-    _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
+    with _health_port(served.runtime, bind.host):
+        _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
+
+
+@contextlib.contextmanager
+def _health_port(runtime: Runtime, host: str) -> Iterator[HealthPort | None]:
+    """Answer probes on the health port inside the block, if the settings name one."""
+    if runtime.settings.health_port is None:
+        yield None
+        return
+    health = HealthPort(host, runtime.settings.health_port, runtime.readiness, runtime.lag)
+    runtime.readiness.add(health.trouble)
+    log.info("probes are answered on port %d: /health and /ready", health.port)
+    try:
+        yield health
+    finally:
+        health.close()
 
 
 def run_read_only(app: FastAPI, bind: Bind, what: str) -> None:

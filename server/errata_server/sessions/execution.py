@@ -16,6 +16,7 @@ from errata_protocol.errors import EnvironmentOutputInvalid
 from ..concurrency.containment import text_of
 from ..concurrency.procedures import Procedure
 from ..environments.declarations import Declared
+from ..environments.detecting import detecting
 from ..environments.detection import marked_observation, marked_response
 from ..environments.host import EnvHost
 from ..journal.base import DeliveryRow
@@ -87,10 +88,11 @@ class Execution:
                 rewards = yield from host.step_rewards(admitted.t, timeout_s=timeout_s)
         snapshot = (yield from host.snapshot()) if host.recovery.takes_snapshots else None
         if request.call is not None:
-            return Executed(self._mcp_row(admitted, outcome, snapshot))
+            return Executed((yield from self._mcp_row(admitted, outcome, snapshot)))
         try:
             if request.action is not None and self._declared.detect is not None:
-                outcome = marked_observation(outcome, request.action, admitted.t, self._declared.detect)
+                marking = marked_observation(outcome, request.action, admitted.t, self._declared.detect)
+                outcome = yield from detecting(marking)
             row = observation_row(admitted, outcome, snapshot, self._declared.volatile_fields(outcome))
         except EnvironmentOutputInvalid:
             raise
@@ -108,6 +110,9 @@ class Execution:
             return request.timeout_s
         return timeout_s
 
-    def _mcp_row(self, admitted: Admitted, response: dict[str, Any], snapshot: Snapshot | None) -> DeliveryRow:
-        response, detection = marked_response(response, admitted.request, admitted.t, self._declared.detect)
+    def _mcp_row(
+        self, admitted: Admitted, response: dict[str, Any], snapshot: Snapshot | None
+    ) -> Procedure[DeliveryRow]:
+        marking = marked_response(response, admitted.request, admitted.t, self._declared.detect)
+        response, detection = yield from detecting(marking)
         return mcp_row(admitted, response, snapshot, self._declared.volatile_fields(), detection)

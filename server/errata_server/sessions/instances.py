@@ -74,6 +74,7 @@ class InstanceLoader:
             seed=session.row.seed,
             log=_SessionLog(session.sid),
             monotonic=self._runtime.clock.monotonic,
+            share=(session.row.principal or "", session.sid),
         )
         return EnvHost.create(
             self._factory,

@@ -36,6 +36,7 @@ from ..ids import name_of
 from ..journal.base import DeliveryRow
 from ..runtime.rows import Admitted
 from ..runtime.runtime import Runtime
+from ..workers import WORKERS
 from .decoding import Decoder
 from .execution import Executed, Execution
 from .session import Request
@@ -44,6 +45,9 @@ log = logging.getLogger("errata.recovery")
 
 PROGRESS_S = 10.0
 """Interval in seconds at which a long re-execution logs its progress."""
+
+INLINE_BYTES = 256 * 1024
+"""Size of two answers up to which they are compared on the event loop."""
 
 _VOLATILE = (Cause.TIME, Cause.ADDRESS, Cause.IDENTIFIER)
 """Causes of differences for which a field may be declared volatile: they do not show the environment's state."""
@@ -227,7 +231,7 @@ class Reexecution:
             ) from error
         except (EnvironmentFailed, EnvironmentOutputInvalid) as error:
             now = error
-        found = _differences(row, now)
+        found = await self._found_differences(row, now)
         if found:
             path = found[0].where
             raise NotRepeatable(
@@ -236,6 +240,18 @@ class Reexecution:
                 t=t,
                 path=path,
             )
+
+    async def _found_differences(self, row: DeliveryRow, now: Executed | ErrataError) -> list[Difference]:
+        """Compare two answers, large ones in a worker process."""
+        if isinstance(now, ErrataError):
+            return _differences(row, now)
+        if row.t is not None and row.payload == now.row.payload:
+            return []
+        if len(row.payload) + len(now.row.payload) <= INLINE_BYTES:
+            return _differences(row, now.row)
+        session = await self._runtime.store.session(row.sid)
+        share = ((session and session.principal) or "", row.sid)
+        return await WORKERS.call("an answer of the episode", _differences, row, now.row, share=share)
 
     def _advice(self, row: DeliveryRow, found: list[Difference]) -> str:
         """Describe the apparent causes of the differences, and what to do about them."""
@@ -268,7 +284,7 @@ class Reexecution:
         return "; ".join(said)
 
 
-def _differences(row: DeliveryRow, now: Executed | ErrataError) -> list[Difference]:
+def _differences(row: DeliveryRow, now: DeliveryRow | ErrataError) -> list[Difference]:
     """Compare a journaled answer with the re-executed one, using the current volatile fields.
 
     Equal semantic digests are equal answers; payload bytes are compared where there is no RFC 8785 form. Otherwise
@@ -278,22 +294,22 @@ def _differences(row: DeliveryRow, now: Executed | ErrataError) -> list[Differen
         was = json.loads(row.payload) if row.t is None else {"code": None, "message": None}
         is_now = now.to_wire() if isinstance(now, ErrataError) else {"code": None, "message": None}
         return differences(*(normalised({"code": e.get("code"), "message": e.get("message")}) for e in (was, is_now)))
-    volatile, semantic = now.row.volatile or (), now.row.semantic()
+    volatile, semantic = now.volatile or (), now.semantic()
     if semantic is not None and row.semantic() == semantic:
         return []
     recorded = semantic_sha256(row.payload, volatile)
     if recorded is not None and recorded == semantic:
         return []  # a field was declared volatile since then
-    if recorded is None and row.payload == now.row.payload:
+    if recorded is None and row.payload == now.payload:
         return []
     try:
-        before, after = (without_fields(json.loads(p), volatile) for p in (row.payload, now.row.payload))
+        before, after = (without_fields(json.loads(p), volatile) for p in (row.payload, now.payload))
         found = differences(normalised(before), normalised(after))
         if found or normalised(before) == normalised(after):
             return found
     except RecursionError:
         pass
-    return [Difference((), row.payload.decode(errors="replace"), now.row.payload.decode(errors="replace"))]
+    return [Difference((), row.payload.decode(errors="replace"), now.payload.decode(errors="replace"))]
 
 
 class _Progress:

@@ -111,7 +111,7 @@ async def test_the_split_test_is_served_by_name_only_and_with_a_warning(
     operators: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment = SweBenchLiteEnvironment()
-    assert [split["name"] for split in environment.list_splits()] == ["dev", "train", "bundled"]
+    assert [split["name"] for split in await environment.list_splits()] == ["dev", "train", "bundled"]
     with pytest.raises(UnknownInstance, match="of the split test, which is for evaluation"):
         await environment.reset_async(instance_id="own__test-1")
     for seed in range(20):  # never drawn
@@ -120,7 +120,7 @@ async def test_the_split_test_is_served_by_name_only_and_with_a_warning(
     with caplog.at_level(logging.WARNING, "errata.swe"), pytest.raises(InvalidRequest, match="own__test-1 is not prep"):
         await environment.reset_async(split="test", index=0)
     assert EVALUATION_WARNING in caplog.text
-    assert environment.list_tasks("test")[0]["instance_id"] == "own__test-1"
+    assert (await environment.list_tasks("test"))[0]["instance_id"] == "own__test-1"
 
 
 async def test_a_served_test_instance_says_in_its_metadata_what_it_is_for(
@@ -138,7 +138,7 @@ async def test_instances_of_a_file_without_splits_are_local_and_no_other_name_ta
     (tmp_path / "rows.jsonl").write_text((operators / "train.jsonl").read_text())
     monkeypatch.setenv("ERRATA_SWE_DATASET", str(tmp_path / "rows.jsonl"))
     environment = SweBenchLiteEnvironment()
-    assert [split["name"] for split in environment.list_splits()] == ["local", "bundled"]
+    assert [split["name"] for split in await environment.list_splits()] == ["local", "bundled"]
     for split in ("test", "train"):
         with pytest.raises(InvalidRequest, match=f"no split '{split}': there are local, bundled"):
             await environment.reset_async(split=split, index=0)
@@ -153,7 +153,7 @@ async def test_a_data_set_with_nothing_but_the_split_test_needs_its_name(
         await environment.reset_async(seed=1)
     assert (await environment.reset_async(instance_id=NAME)).instance_id == NAME
     monkeypatch.setenv("ERRATA_SWE_SPLIT", "test")
-    assert environment.list_splits()[0] == {"name": "test", "type": "test"}
+    assert (await environment.list_splits())[0] == {"name": "test", "type": "test"}
     await environment.aclose()
 
 

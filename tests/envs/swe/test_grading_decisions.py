@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,12 +16,12 @@ from swe_bench_lite_env.server import grading, workspaces
 from swe_bench_lite_env.server.canaries import Outcome
 from swe_bench_lite_env.server.offered import bundled
 from swe_bench_lite_env.server.prepare.store import Prepared
+from swe_bench_lite_env.server.readings import Changes
 from swe_bench_lite_env.server.rubric import rubric
 
 from .sessions import NAME, instance
 
 START = SandboxSnapshot(ref=SnapshotRef("base", "default"))
-EMPTY: workspaces.Survey = MappingProxyType({})
 TESTS = workspaces.Tests({"tests/test_links.py": {"content": "", "mode": 0o644}}, {})
 USABLE = Outcome({"<passes 00>": "PASSED", "<fails 00>": "FAILED"}, 1)
 
@@ -49,13 +48,14 @@ class Played:
     Args:
         results: Of a run with the agent's configuration of the tests.
         plain: Of a run with the base commit's; None: the same.
-        survey: What stands in the state.
+        configuration: Files that the state has changed.
     """
 
     def __init__(
-        self, results: Mapping[str, str], plain: Mapping[str, str] | None = None, survey: workspaces.Survey = EMPTY
+        self, results: Mapping[str, str], plain: Mapping[str, str] | None = None, configuration: tuple[str, ...] = ()
     ) -> None:
-        self.results, self.plain, self.survey = results, results if plain is None else plain, survey
+        self.results, self.plain = results, results if plain is None else plain
+        self.changes = Changes(configuration=configuration)
         self.canaries: list[bool] = []
 
     async def run_tests(self, *arguments: Any, more: Any = None, **others: Any) -> workspaces.TestRun:
@@ -63,7 +63,7 @@ class Played:
         results |= self.results if more is None else self.plain
         log = "".join(f"{status} {test}\n" for test, status in results.items())
         failed = int("FAILED" in results.values())
-        return workspaces.TestRun(CommandResult(failed, log, "", 0.1), self.survey)
+        return workspaces.TestRun(CommandResult(failed, log, "", 0.1), self.changes)
 
     async def expected(self, *arguments: Any) -> Outcome:
         self.canaries.append(arguments[-1])
@@ -124,15 +124,15 @@ async def test_a_share_that_passes_only_with_the_agents_configuration_earns_noth
 ) -> None:
     """The agent's conftest.py reports all tests but one of FAIL_TO_PASS as passed."""
     tests = instance().fail_to_pass
-    survey = {"conftest.py": ("configuration", "digest")}
-    found = await graded(monkeypatch, Played({tests[0]: "FAILED"}, plain=dict.fromkeys(tests, "FAILED"), survey=survey))
+    played = Played({tests[0]: "FAILED"}, plain=dict.fromkeys(tests, "FAILED"), configuration=("conftest.py",))
+    found = await graded(monkeypatch, played)
     assert not found.resolved and fractional(found) == 0.0
     assert found.tampering == ("tests pass only with the agent's own configuration of the tests: conftest.py",)
 
 
 async def test_a_share_that_passes_with_both_configurations_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     tests = instance().fail_to_pass
-    played = Played({tests[0]: "FAILED"}, survey={"conftest.py": ("configuration", "digest")})
+    played = Played({tests[0]: "FAILED"}, configuration=("conftest.py",))
     found = await graded(monkeypatch, played)
     assert (found.reward, fractional(found), found.tampering) == (0.0, 1 - 1 / len(tests), ())
 
@@ -161,7 +161,7 @@ class Barring(Played):
     """
 
     def __init__(self, barred: str, *, everywhere: bool = False) -> None:
-        super().__init__({}, survey={"conftest.py": ("configuration", "digest")})
+        super().__init__({}, configuration=("conftest.py",))
         self.barred, self.everywhere, self.states = barred, everywhere, list[str]()
 
     async def run_tests(self, *arguments: Any, more: Any = None, **others: Any) -> workspaces.TestRun:

@@ -148,6 +148,7 @@ def test_what_a_container_is_has_no_power(attacker: Attacker, mine: str, api: An
     assert (host["Binds"], host["Devices"] or [], host.get("Mounts")) == (None, [], None)
     assert host["Memory"] == host["MemorySwap"] > 0
     assert host["PidsLimit"] > 0
+    assert host["CpuShares"] == 512
     assert found["Mounts"] == []
     shown = attacker.shell(mine, "grep -E '^(Cap|NoNew|Seccomp:)' /proc/self/status; id -u", root=True).split()
     values = dict(zip(shown[:-1:2], shown[1::2], strict=False))

@@ -9,10 +9,11 @@ Standard input is one JSON object:
     read      paths to return: {"link": target}, or {"content": base64, "mode": bits}; what is not there is left out
     clear     directories to empty
     home      directory to make
-    survey    expressions by kind of file, for paths relative to root; and ``modules``, names of importable modules
+    survey    expressions by kind of file, for paths relative to root; ``modules``, names of importable modules; and
+              ``most`` and ``most_bytes``: the number and the length of the paths that the answer may have
 
 The answer is one line with ``nonce``, ``refused`` (paths that could not be put in place), ``read`` and ``survey``:
-kind and digest by path. Works with Python 3.6.
+kind and digest by path, or ``excess``, why there is no survey. Works with Python 3.6.
 """
 
 import base64
@@ -48,9 +49,35 @@ def main():
         "nonce": request["nonce"],
         "refused": refused,
         "read": {name: content for name, content in contents if content is not None},
-        "survey": survey(root, request["survey"]) if "survey" in request else {},
     }
+    try:
+        answer["survey"] = survey(root, request["survey"]) if "survey" in request else {}
+    except TooMany as error:
+        answer["excess"] = str(error)
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+class TooMany(Exception):
+    """The survey would have more files than it may."""
+
+
+class Survey(dict):
+    """Kind and digest by path, up to the bounds of a survey."""
+
+    def __init__(self, rules):
+        super().__init__()
+        self.rules = rules
+        self.size = 0
+
+    def __setitem__(self, path, entry):
+        super().__setitem__(path, entry)
+        self.size += len(path)
+        if len(self) > self.rules["most"]:
+            raise TooMany("more than %d files are tests, or of a test runner" % self.rules["most"])
+        if self.size > self.rules["most_bytes"]:
+            raise TooMany(
+                "the names of tests, and of a test runner's files, exceed %d bytes" % self.rules["most_bytes"]
+            )
 
 
 def allow(directory):
@@ -185,9 +212,10 @@ def drop_caches(root):
                     allow(path)
                 except OSError:
                     continue
+        there = set(files)
         for name in files:
             # Beside its source byte code is stale; alone it is a module of its own.
-            if name.endswith((".pyc", ".pyo")) and name[:-1] in files:
+            if name.endswith((".pyc", ".pyo")) and name[:-1] in there:
                 try:
                     os.unlink(os.path.join(here, name))
                 except OSError:
@@ -197,7 +225,7 @@ def drop_caches(root):
 def survey(root, rules):
     kinds = [(kind, re.compile(text)) for kind, text in rules["kinds"].items()]
     modules = set(rules["modules"])
-    found = {}
+    found = Survey(rules)
     digests = {}
     for here, directories, files in walk(root):
         inside = os.path.relpath(here, root)

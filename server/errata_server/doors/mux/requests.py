@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -33,6 +34,7 @@ from ...runtime.rows import Admitted, error_row, refused_row, replied_row
 from ...sessions.session import Committed, Session
 from ...sessions.sessions import Sessions
 from ..injected_state import reset_to
+from ..json_values import MAX_VALUES, excess
 from .driver import ProtocolDriver, journal_sid
 from .lifetime import SessionLifetime
 from .translation import RequestDecoder, RpcRefused, object_of, replayed_reply, reply_of
@@ -68,16 +70,33 @@ class RequestRunner:
 
     def run(self, run: RunRequest) -> None:
         """Start a request. When its reply is committed, the state machine gets it."""
+        if len(run.data) > MAX_VALUES:
+            self._driver.spawn(self._run_large(run))
+        else:
+            self._begin(run)
+
+    async def _run_large(self, run: RunRequest) -> None:
+        """Start a request that may have come in parts, none of which had too many values."""
+        try:
+            if (error := await excess(run.data)) is not None:
+                raise InvalidRequest(error.message)  # recorded, as everything that is wrong in the data of a request
+            data = await asyncio.to_thread(object_of, run.data)
+        except ErrataError as refused:
+            await self._answer_failure(run, refused)
+        else:
+            self._begin(run, data)
+
+    def _begin(self, run: RunRequest, data: dict[str, Any] | None = None) -> None:
         if run.kind == "step":
             session: Session = run.session.handle
             try:
-                request = self._decoder.request(run, self._driver.loop.time())
+                request = self._decoder.request(run, self._driver.loop.time(), data)
             except ErrataError as error:
                 self._driver.spawn(self._answer_failure(run, error))
                 return
             self._sessions.begin(session, request, self._settled, run, self._driver.loop)
             return
-        self._driver.spawn(self._answer(run))
+        self._driver.spawn(self._answer(run, data))
 
     def _settled(self, run: RunRequest, row: Committed | None, error: Exception | None) -> None:
         """Called with the outcome of a step."""
@@ -87,11 +106,11 @@ class RequestRunner:
             assert error is not None
             self._driver.spawn(self._answer_failure(run, error))
 
-    async def _answer(self, run: RunRequest) -> None:
+    async def _answer(self, run: RunRequest, data: dict[str, Any] | None) -> None:
         """Run a request; pass its committed reply, its committed error or its rejection to the state machine."""
         session: Session = run.session.handle
         try:
-            reply = await self._executed(session, run)
+            reply = await self._executed(session, run, data)
         except Exception as error:
             await self._answer_failure(run, error)
         else:
@@ -114,17 +133,18 @@ class RequestRunner:
         if session.lost is not None:  # end it now, not at its next request
             self._lifetime.end_and_close(run.session, "lost")
 
-    async def _executed(self, session: Session, run: RunRequest) -> EncodedReply:
+    async def _executed(self, session: Session, run: RunRequest, data: dict[str, Any] | None) -> EncodedReply:
         if run.kind == "fork":
             return await self._fork(session, run)
         if run.kind == "close":
             return await self._close(session, run)
         if run.kind == "reset" and not self._driver.protocol.config.production:
-            injected = injected_fork(object_of(run.data))
+            data = object_of(run.data) if data is None else data
+            injected = injected_fork(data)
             if injected is not None:
                 return await self._reset_to(session, run, *injected)
         try:
-            request = self._decoder.request(run, self._driver.now())
+            request = self._decoder.request(run, self._driver.now(), data)
         except RpcRefused as refused:
             row = self._row(session, run, to_json(refused.response))
             await self._store.commit(row)

@@ -12,6 +12,7 @@ from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
 from ..asgi_extensions import BATCHED_RECEIVE, Unread
+from ..json_values import excess
 from ..session_socket import GONE, accepted
 from .multiplexer import Multiplexer
 
@@ -22,6 +23,13 @@ BURST_BYTES = 64 * 1024
 
 FRAME_BYTES = 1024
 """Least size that a frame counts for `BURST_BYTES`: handling a small frame costs as much as handling this one."""
+
+COMMA_BYTES = 256
+"""Least size that each comma of a frame counts: a short frame may have hundreds of elements."""
+
+LARGE_FRAME = 512 * 1024
+"""Characters of a frame above which its values are counted before it is decoded. Clients send more in parts. In parts,
+and in shorter frames, each request is counted by itself, and its error names it."""
 
 WRITTEN_AT_ONCE = 1 << 20
 """Bytes that are written to the socket before the task checks again whether input is accepted."""
@@ -100,9 +108,13 @@ class MuxSocket:
                 if type(frame) is Unread:
                     driver.frame_discarded(connection, frame.error())
                     taken += FRAME_BYTES
+                elif len(frame) > LARGE_FRAME and (error := await excess(frame)) is not None:
+                    driver.frame_discarded(connection, error)
+                    taken += FRAME_BYTES
                 else:
                     driver.receive(connection, frame)
-                    taken += max(len(frame), FRAME_BYTES)
+                    commas = frame.count("," if isinstance(frame, str) else b",")
+                    taken += max(len(frame), FRAME_BYTES, COMMA_BYTES * commas)
                 if taken >= BURST_BYTES:
                     taken = 0
                     await asyncio.sleep(0)

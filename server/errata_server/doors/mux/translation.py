@@ -50,18 +50,19 @@ class RequestDecoder:
         self._action_cls = action_cls
         self._mcp = mcp
 
-    def request(self, run: RunRequest, now: float) -> Request:
+    def request(self, run: RunRequest, now: float, data: dict[str, Any] | None = None) -> Request:
         """Return the session request of a reset, step or tools/call.
 
         Args:
             run: The request.
             now: The current time, on the clock of ``run.deadline``, seconds.
+            data: `object_of` its ``data``, if that was called before.
 
         Raises:
             InvalidRequest: Its ``data`` cannot be decoded; this error is recorded as its reply.
             RpcRefused: A tools/call is not well-formed; its JSON-RPC error is recorded as its reply.
         """
-        data = object_of(run.data)
+        data = object_of(run.data) if data is None else data
         timeout_s = None if run.deadline is None else run.deadline - now
         if run.kind == "step":
             try:

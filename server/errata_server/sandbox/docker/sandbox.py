@@ -18,7 +18,7 @@ from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
 from .. import shell_state
 from ..base import CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
-from ..output import BoundedOutput
+from ..output import BoundedOutput, texts
 from ..shell_state import ShellState
 from ..spec import DEFAULT_PATH, SandboxSpec
 from . import program, start_archive, tree_map
@@ -205,7 +205,7 @@ class DockerSandbox(Sandbox):
                 limit_hit = "memory"
             elif beyond:
                 limit_hit = "disk"
-            elif status == _SIGXFSZ_STATUS or (status != 0 and "File too large" in err.text()):
+            elif status == _SIGXFSZ_STATUS or (status != 0 and err.holds(b"File too large")):
                 limit_hit = "file_size"
             elif status == _SIGXCPU_STATUS or (status == _KILLED_STATUS and duration_s >= limits.cpu_s):
                 limit_hit = "cpu"
@@ -216,10 +216,11 @@ class DockerSandbox(Sandbox):
         if new_shell is not None:
             self._shell = new_shell
         exit_code = None if ended == "timeout" else _KILLED_STATUS if ended != "exit" else status
+        stdout, stderr = await texts(out, err)
         return CommandResult(
             exit_code=exit_code,
-            stdout=out.text(),
-            stderr=err.text(),
+            stdout=stdout,
+            stderr=stderr,
             duration_s=duration_s,
             timed_out=ended == "timeout",
             limit_hit=limit_hit,

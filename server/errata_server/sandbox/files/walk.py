@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,13 +44,16 @@ class Visit:
         return stat.S_ISDIR(self.info.st_mode)
 
 
-def walk(root: Path | str, *, leaving: bool = False, missing_ok: bool = False) -> Iterator[Visit]:
+def walk(
+    root: Path | str, *, leaving: bool = False, missing_ok: bool = False, most_names: int | None = None
+) -> Iterator[Visit]:
     """Yield every entry below ``root``, a directory before its entries, names in byte order.
 
     Args:
         root: A directory.
         leaving: Yield directories a second time, after their entries.
         missing_ok: Skip entries that are removed during the walk.
+        most_names: Most names that are read of each directory, which ones is not defined; None for all.
 
     Raises:
         TreeChanged: A directory was moved during the walk.
@@ -57,7 +61,7 @@ def walk(root: Path | str, *, leaving: bool = False, missing_ok: bool = False) -
     """
     fd = os.open(root, _OPEN_DIR)
     above: list[tuple[str, os.stat_result, int, int]] = []  # name and lstat of each directory, device and inode above
-    todo: list[list[str]] = [_names(fd)]
+    todo: list[list[str]] = [_names(fd, most_names)]
     try:
         while True:
             if todo[-1]:
@@ -76,7 +80,7 @@ def walk(root: Path | str, *, leaving: bool = False, missing_ok: bool = False) -
                 os.close(fd)
                 fd = below
                 above.append((name, info, here.st_dev, here.st_ino))
-                todo.append(_names(fd))
+                todo.append(_names(fd, most_names))
                 continue
             todo.pop()
             if not above:
@@ -94,8 +98,9 @@ def walk(root: Path | str, *, leaving: bool = False, missing_ok: bool = False) -
         os.close(fd)
 
 
-def _names(fd: int) -> list[str]:
-    return sorted(os.listdir(fd), key=os.fsencode, reverse=True)
+def _names(fd: int, most: int | None) -> list[str]:
+    with os.scandir(fd) as entries:
+        return sorted((entry.name for entry in islice(entries, most)), key=os.fsencode, reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,9 @@ def usage(root: Path | str, *, max_entries: int, max_bytes: int, max_whiteouts: 
     entries = size = whiteouts = allocated = 0
     linked: set[int] = set()
     try:
-        for visit in walk(root, missing_ok=True):
+        # A directory with more names than that exceeds one of the bounds, whatever they stand for.
+        most_names = None if max_whiteouts is None else max_entries + max_whiteouts + 2
+        for visit in walk(root, missing_ok=True, most_names=most_names):
             info = visit.info
             if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
                 whiteouts += 1  # they use no disk space, and their number is bounded by that of the files

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+
+INLINE_BYTES = 4 * 1024**2
+"""Content up to this size is written to a memory file on the event loop."""
 
 
 def memory_file(content: bytes) -> int:
@@ -16,6 +20,23 @@ def memory_file(content: bytes) -> int:
     finally:
         os.close(fd)
     return made
+
+
+async def large_memory_file(content: bytes) -> int:
+    """Return `memory_file` of content of any size; more than `INLINE_BYTES` is written in a thread."""
+    if len(content) <= INLINE_BYTES:
+        return memory_file(content)
+    writing = asyncio.ensure_future(asyncio.to_thread(memory_file, content))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        writing.add_done_callback(_close_made)
+        raise
+
+
+def _close_made(writing: asyncio.Future[int]) -> None:
+    if not writing.cancelled() and writing.exception() is None:
+        os.close(writing.result())
 
 
 def close_all(fds: list[int]) -> None:

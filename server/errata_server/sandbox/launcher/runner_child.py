@@ -53,6 +53,8 @@ else:
     import _signal
 
 EINVAL = 22
+NICE = 5
+"""Added to the nice value of commands, which is all that counts where they have no cgroup of their own."""
 STATE_FD = 254
 
 
@@ -241,6 +243,7 @@ class Child:
             request: The request.
             outputs: Descriptors that the agent's user has to own: the pipes of stdout and stderr.
         """
+        os.nice(NICE)
         for name, value in request["rlimits"]:
             resource.setrlimit(name, value)
         uid = self.config["uid"]

@@ -24,10 +24,10 @@ from ..base_trees.tree import BaseTree
 from ..files import as_owner
 from ..files.walk import Usage, usage
 from ..host.cgroups import Cgroups, Counters
-from ..host.descriptors import append_only, close_all, memory_file
+from ..host.descriptors import INLINE_BYTES, append_only, close_all, large_memory_file
 from ..host.privileges import Mode, may_raise_limits
 from ..layers.store import LayerStore
-from ..output import BoundedOutput
+from ..output import BoundedOutput, texts
 from ..shell_state import ShellState
 from ..spec import DEFAULT_PATH, WORKSPACE, SandboxSpec, SpecRefused, check_workdir
 from . import start_files
@@ -185,7 +185,9 @@ class NamespaceSandbox(Sandbox):
             try:
                 watch = self._disk_watch(runner)
                 fds.callback(lambda: watch.end(self._usage))
-                give.append(memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+                give.append(
+                    await large_memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+                )
                 for stream in (out, err):
                     read_end, write_end = os.pipe()
                     fds.callback(os.close, read_end)
@@ -209,10 +211,11 @@ class NamespaceSandbox(Sandbox):
         exit_code: int | None = ending.status if ending.status >= 0 else 128 - ending.status
         if ending.killed is not None:
             exit_code = None if timed_out else _KILLED_STATUS
+        stdout, stderr = await texts(out, err)
         return CommandResult(
             exit_code=exit_code,
-            stdout=out.text(),
-            stderr=err.text(),
+            stdout=stdout,
+            stderr=stderr,
             duration_s=time.monotonic() - started,
             timed_out=timed_out,
             limit_hit=limit_hit,
@@ -268,9 +271,10 @@ class NamespaceSandbox(Sandbox):
         self._shell = ShellState.starting(spec.workdir, spec.env, self._defaults())
         if not spec.makes_files:
             return
-        request, content = start_files.request_for(spec, rootless=self._backend.mode == "rootless")
+        rootless = self._backend.mode == "rootless"
+        request, content = await asyncio.to_thread(start_files.request_for, spec, rootless=rootless)
         self._backend.check_free_space(len(content))
-        data = memory_file(content)
+        data = await large_memory_file(content)
         try:
             runner, _ = await self._prepare()
             ending = await self._exchange(runner, request, [os.dup(data)], {}, _PREPARE_TIMEOUT_S)
@@ -461,7 +465,7 @@ class NamespaceSandbox(Sandbox):
         if exceeded is not None:
             return exceeded
         if ending.status in (_SIGXFSZ_STATUS, 128 - _SIGXFSZ_STATUS) or (
-            ending.status != 0 and "File too large" in err.text()
+            ending.status != 0 and err.holds(b"File too large")
         ):
             return "file_size"
         cpu_signals = (_SIGXCPU_STATUS, 128 - _SIGXCPU_STATUS)
@@ -469,16 +473,22 @@ class NamespaceSandbox(Sandbox):
             return "cpu"
         if not backend.cgroups.version:
             # The kernel does not count forks that RLIMIT_NPROC refused: the text of the error has to do.
-            return "pids" if "Resource temporarily unavailable" in err.text() else None
+            return "pids" if err.holds(b"Resource temporarily unavailable") else None
         return "pids" if after.pids_refused > before.pids_refused else None
 
     async def read_file(self, path: str, *, max_bytes: int = 1024**2) -> bytes:
         data = os.memfd_create("read")
         try:
             await self._file_request(path, {"do": "read", "max_bytes": max_bytes}, data)
-            return os.pread(data, max_bytes, 0)
+            # In a thread if it is much; the descriptor is closed there, because that goes on where this is cancelled.
+            size = min(max_bytes, os.fstat(data).st_size)
+            if size > INLINE_BYTES:
+                data, large = -1, data
+                return await asyncio.to_thread(_read_and_close, large, size)
+            return os.pread(data, size, 0)
         finally:
-            os.close(data)
+            if data >= 0:
+                os.close(data)
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         self._check()
@@ -487,7 +497,7 @@ class NamespaceSandbox(Sandbox):
         if self._usage.size_bytes + len(data) > self._limits.disk_bytes or self._usage.entries >= self._limits.inodes:
             raise _refused(path, errno.EDQUOT)
         self._backend.check_free_space(len(data))
-        content = memory_file(data)
+        content = await large_memory_file(data)
         try:
             await self._file_request(path, {"do": "write", "mode": mode}, content)
         finally:
@@ -582,6 +592,13 @@ class NamespaceSandbox(Sandbox):
 
 class _RunnerEnded(SandboxFailed):
     """A runner ended before it got its command, and its cgroup is gone too."""
+
+
+def _read_and_close(data: int, size: int) -> bytes:
+    try:
+        return os.pread(data, size, 0)
+    finally:
+        os.close(data)
 
 
 def _rlimit(name: int, soft: int, hard: int) -> tuple[int, tuple[int, int]]:

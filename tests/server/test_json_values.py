@@ -1,0 +1,148 @@
+"""Messages with too many JSON values are refused at every door before they are parsed, and long texts are not.
+
+The watch on event loops (`tests.loop_watch`) fails a test in which a door parses on the loop for longer than it may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from errata_protocol.capabilities import PROTOCOL_NAME
+from errata_protocol.errors import FrameTooLarge, InvalidRequest
+from errata_server.app import create_fastapi_app
+from errata_server.doors import json_values
+from errata_server.doors.json_values import MAX_VALUES, ValueCounter, excess
+from errata_server.doors.strict_json import Refused, parse_json
+from errata_server.settings import Settings
+
+from .asgi_peer import Peer
+from .conftest import connect, simulated
+from .environments import CountAction, CountEnvironment, CountObservation
+from .mux_trainer import Trainer
+
+MANY = {"n": 1, "metadata": {"a": [[]] * (MAX_VALUES + 1)}}
+LONG = {"n": 1, "metadata": {"a": 'a "quoted", [bracketed] \\ text, {' * 100_000}}
+"""Three million characters that would be values outside of a text."""
+
+
+def marks(value: Any) -> int:
+    """Commas and brackets of a value that are not in texts."""
+    if isinstance(value, dict | list):
+        inner = list(value.values()) if isinstance(value, dict) else value
+        return 1 + max(0, len(inner) - 1) + sum(map(marks, inner))
+    return 0
+
+
+VALUES = st.recursive(
+    st.text(alphabet='ab"\\,[{\n', max_size=12) | st.integers() | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(alphabet='a"\\,{', max_size=5), inner, max_size=4)
+    ),
+    max_leaves=30,
+)
+
+
+@given(VALUES, st.integers(1, 9))
+def test_values_are_counted_whatever_texts_hold_and_however_a_message_is_cut(value: Any, piece: int) -> None:
+    text = json.dumps(value).encode()
+    counter = ValueCounter()
+    for at in range(0, len(text), piece):
+        counter._count_piece(text[at : at + piece])
+    assert counter._count == marks(value)
+
+
+@given(VALUES, st.integers(1, 9), st.integers(0, 30))
+def test_a_message_exceeds_the_bound_with_the_part_in_which_it_does(value: Any, part: int, bound: int) -> None:
+    text = json.dumps(value).encode()
+
+    async def exceeds() -> bool:
+        counter = ValueCounter()
+        return any([await counter.exceeds(text[at : at + part]) for at in range(0, len(text), part)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_values, "MAX_VALUES", bound)
+        assert asyncio.run(exceeds()) == (marks(value) > bound)
+
+
+@pytest.mark.parametrize("text", [str, bytes])
+async def test_only_too_many_values_are_refused(text: type) -> None:
+    def message(value: Any) -> Any:
+        written = json.dumps(value)
+        return written if text is str else written.encode()
+
+    assert isinstance(await excess(message(MANY)), FrameTooLarge)
+    assert await excess(message({"a": [1] * (MAX_VALUES - 10)})) is None
+    assert await excess(message(LONG)) is None
+    assert await excess(message(LONG)[:-3] + message("x")[:1]) is None, "not JSON: its reader says so"
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" * 400 + ".0"])
+def test_a_long_message_is_held_to_the_same_rules(number: str) -> None:
+    for padding in ("", "x" * 100_000):
+        with pytest.raises(Refused, match="Invalid JSON"):
+            parse_json({"text": json.dumps({"a": padding, "b": [{"c": 0.5}]}).replace("0.5", number)}, 1 << 24)
+        with pytest.raises(Exception, match="surrogate"):
+            parse_json({"text": json.dumps({"a": padding + "\ud800"})}, 1 << 24)
+        assert parse_json({"text": json.dumps({"a": padding + "é\U0001f600", "b": 1e300})}, 1 << 24)["b"] == 1e300
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    with TestClient(served()) as client:
+        yield client
+
+
+def test_the_plain_socket_answers_a_message_of_too_many_values_and_goes_on(client: TestClient) -> None:
+    with connect(client) as socket:
+        socket.ask("reset", {})
+        error = socket.ask("step", MANY)
+        assert error["data"]["code"] == "FRAME_TOO_LARGE" and "JSON values" in error["data"]["message"]
+        assert socket.ask("step", LONG)["data"]["observation"]["n"] == 1
+
+
+def test_http_bodies_of_too_many_values_are_refused(client: TestClient) -> None:
+    for path, body in (("/step", {"action": MANY}), ("/episodes/delete", {"eids": ["x"] * MAX_VALUES + ["y"] * 9})):
+        answer = client.post(path, json=body)
+        assert (answer.status_code, answer.json()["code"]) == (413, "FRAME_TOO_LARGE"), path
+    assert client.post("/step", json={"action": LONG}).status_code == 200
+    rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": MANY}
+    assert "JSON values" in client.post("/mcp", json=rpc).json()["error"]["message"]
+
+
+def served() -> FastAPI:
+    runtime = simulated(Settings())
+    return create_fastapi_app(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=8, runtime=runtime)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+async def test_a_mux_request_of_too_many_values_is_refused_also_in_parts(in_parts: bool) -> None:
+    many = MANY | {"metadata": {"a": [[]] * 500_000}} if in_parts else MANY
+    trainer = Trainer(served(), chance=random.Random(1))
+    await trainer.join()
+    session = await trainer.open()
+    await trainer.ask(session, "reset")
+    with pytest.raises(InvalidRequest, match="JSON values"):
+        await trainer.ask(session, "step", many)
+    reply = await trainer.ask(session, "step", LONG)
+    assert json.loads(reply.payload)["observation"]["n"] == 1
+    await trainer.cut()
+
+
+async def test_a_large_mux_frame_of_too_many_values_is_refused_whole() -> None:
+    async with Peer(served(), subprotocols=(PROTOCOL_NAME,)) as peer:
+        answer = await peer.ask({"type": "open", "data": {"a": [[]] * 4_000_000}})
+        assert (
+            answer is not None
+            and answer["data"]["code"] == "FRAME_TOO_LARGE"
+            and "JSON values" in answer["data"]["message"]
+        )

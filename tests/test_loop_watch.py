@@ -1,0 +1,63 @@
+"""The watch on event loops finds what computes there, names it, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from errata_protocol.detect import detect
+
+from . import loop_watch as watching
+from .loop_watch import LIMIT_S, LoopWatch
+
+LONG = "a;" * 130_000
+
+
+def compute(cpu_s: float) -> None:
+    began = time.thread_time()
+    while time.thread_time() - began < cpu_s:
+        pass
+
+
+async def test_a_callback_that_computes_in_the_product_is_found_and_named(loop_watch: LoopWatch) -> None:
+    async def step() -> None:
+        detect(LONG, 127, "", "bash: line 1: a: command not found")
+
+    await asyncio.create_task(step())
+    (found,) = loop_watch.take()
+    assert (
+        "protocol/errata_protocol/detect/" in found and "of detect (protocol/errata_protocol/detect/__init__" in found
+    )
+
+
+async def test_steps_of_a_task_count_apart(loop_watch: LoopWatch) -> None:
+    for _ in range(20):
+        detect("a;" * 2_000, 127, "", "bash: line 1: a: command not found")
+        await asyncio.sleep(0)
+    assert loop_watch.take() == []
+
+
+async def test_what_a_test_or_an_import_computes_is_not_the_products(
+    loop_watch: LoopWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.create_task(asyncio.sleep(0))
+    asyncio.get_running_loop().call_soon(compute, 1.5 * LIMIT_S)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert loop_watch.take() == []
+    monkeypatch.setattr(loop_watch, "_product", (f"{watching._ROOT}/tests/",))
+    asyncio.get_running_loop().call_soon(compute, 1.5 * LIMIT_S)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    (found,) = loop_watch.take()
+    assert "compute (tests/test_loop_watch.py" in found
+
+
+async def test_waiting_is_no_work(loop_watch: LoopWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_watch, "_product", (f"{watching._ROOT}/tests/",))
+    asyncio.get_running_loop().call_soon(time.sleep, 1.5 * LIMIT_S)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert loop_watch.take() == []
