@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -414,7 +415,9 @@ def test_the_main_task_of_a_server_may_exit() -> None:
     assert caught.value.code == 7
 
 
-def test_a_signal_before_the_server_takes_signals_ends_it() -> None:
+def test_a_signal_before_the_server_takes_signals_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.getsignal", lambda number: signal.default_int_handler)  # ignored under nohup
+
     async def main() -> None:
         asyncio.get_running_loop().call_soon(leave, "KeyboardInterrupt")
         await asyncio.Event().wait()
