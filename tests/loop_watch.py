@@ -126,7 +126,11 @@ class LoopWatch:
             name = frame.f_code.co_filename
             if (frame.f_code.co_name, Path(name).name) in _SIMULATED_THREADS:
                 return None
-            if name in (_IMPORT, _MAKES_APPLICATIONS) or name.startswith(_OF_CLIENTS):
+            if (
+                frame.f_code.co_name == "build_middleware_stack"
+                or name in (_IMPORT, _MAKES_APPLICATIONS)
+                or name.startswith(_OF_CLIENTS)
+            ):
                 return None
             if found is None and name.startswith(_TESTS) and not name.startswith(self._product):
                 return None
