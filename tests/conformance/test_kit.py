@@ -233,8 +233,8 @@ def test_the_command_reports_and_exits(capsys: pytest.CaptureFixture[str], tmp_p
         assert main([url, "--only", "R-015-22", "--strict"]) == 1
     assert main([url]) == 2
     assert "does not answer" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([url, "--probe", str(tmp_path / "none.json")])
+    assert main([url, "--probe", str(tmp_path / "none.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_the_pytest_plugin_has_a_test_for_each_check(tmp_path: Path) -> None:

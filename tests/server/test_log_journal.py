@@ -117,7 +117,10 @@ async def test_a_failed_sync_is_not_trusted_the_second_time() -> None:
         await asyncio.sleep(1)
         disk.faults.eio_syncs = 0.0
         await waiting
-        assert LogJournal(disk.power_loss(), writer=LoopWriter).delivery("e1", 0) is not None
+        journal.close()
+        left = LogJournal(disk.power_loss(), writer=LoopWriter)
+        assert left.delivery("e1", 0) is not None
+        left.close()
 
 
 @simulated
@@ -146,6 +149,7 @@ async def test_what_a_dead_process_could_not_sync_is_written_again_by_the_next()
         journal.close()
         left = LogJournal(disk.power_loss(), writer=LoopWriter)
         assert [turn.t for turn in left.turns("e")] == list(range(seen + 1)), f"seed {seed}"
+        left.close()
 
 
 @simulated
