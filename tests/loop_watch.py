@@ -31,7 +31,8 @@ LOOK_S = 0.01
 _ROOT = Path(__file__).parents[1]
 _PRODUCT = tuple(f"{_ROOT / name}/" for name in ("server", "protocol", "envs"))
 _MAKES_APPLICATIONS = f"{_ROOT}/server/errata_server/app/factory.py"
-_OF_CLIENTS = f"{_ROOT}/protocol/errata_protocol/mux/client"
+_ELSEWHERE = tuple(f"{_ROOT}/{name}" for name in ("protocol/errata_protocol/mux/client", "server/errata_server/cli/"))
+"""Beginnings of the paths of code that runs on loops of clients and of commands, which nobody else waits for."""
 _SIMULATED_THREADS = (("_run_inline", "loop.py"), ("_next", "threads.py"))
 """Functions of errata_server.simulation in which the loop plays a thread, and their modules."""
 _TESTS = f"{_ROOT / 'tests'}/"
@@ -129,7 +130,7 @@ class LoopWatch:
             if (
                 frame.f_code.co_name == "build_middleware_stack"
                 or name in (_IMPORT, _MAKES_APPLICATIONS)
-                or name.startswith(_OF_CLIENTS)
+                or name.startswith(_ELSEWHERE)
             ):
                 return None
             if found is None and name.startswith(_TESTS) and not name.startswith(self._product):
