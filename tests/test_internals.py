@@ -305,7 +305,8 @@ BY_METACLASS = {"_abc_impl", "_backward_cls"}
 
 
 def installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None  # the directory docker/ is no package
 
 
 def each() -> Iterator[Any]:

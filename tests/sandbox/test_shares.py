@@ -52,7 +52,8 @@ async def test_a_hundred_busy_processes_get_no_more_than_two(namespace_backend: 
         *(box.run(f"python3 spin.py {count}") for box, count in zip(boxes, (100, 2), strict=True))
     )
     many, few = (float(result.stdout) for result in results)
-    assert few > many / 3, f"{few:.2f} s of CPU time beside {many:.2f} s"
+    # Equal shares give each as much, the same share for each process a fiftieth. Other load moves both to and fro.
+    assert few > many / 7, f"{few:.2f} s of CPU time beside {many:.2f} s"
 
 
 async def test_commands_come_after_the_server(namespace_backend: NamespaceBackend) -> None:
