@@ -34,9 +34,9 @@ class Reference:
     """A reference of an image.
 
     Args:
-        name: Its name as engines list it: without the default registry, and without ``library/`` there.
-        tag: Its tag; ``latest`` if it has neither a tag nor a digest.
-        digest: Its digest, ``sha256:...``; None if it has none.
+        name: Name of the image as engines list it: without the default registry, and without ``library/`` there.
+        tag: Tag of the image; ``latest`` if it has neither a tag nor a digest.
+        digest: Digest of the image, ``sha256:...``; None if it has none.
     """
 
     name: str

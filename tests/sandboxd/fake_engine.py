@@ -31,7 +31,7 @@ class FakeEngine:
     """The state of an engine, and what was asked of it.
 
     Args:
-        path: Its socket.
+        path: Path of the engine's socket.
     """
 
     path: Path

@@ -26,7 +26,7 @@ class Parameter:
     """A parameter of a command.
 
     Args:
-        name: Its name, as Python has it.
+        name: Name of the parameter, as Python has it.
         flag: The option as it is written, empty for a positional argument.
         required: Whether a call without it is refused.
         many: Whether it takes several values.

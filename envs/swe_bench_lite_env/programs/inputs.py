@@ -41,7 +41,7 @@ def read_dataset(options: argparse.Namespace, broken: MutableMapping[str, str] |
 
     Args:
         options: The command's options.
-        broken: As for `load_dataset`.
+        broken: Mapping that gets why a row is left out, by the name of the row.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvaluationSplitWarning)

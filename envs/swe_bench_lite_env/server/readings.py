@@ -110,7 +110,7 @@ def log_of(output: str, exit_code: int | None, timed_out_s: float | None) -> str
 
     Args:
         output: What the test command printed.
-        exit_code: Its exit status; None where it was killed at its time limit.
+        exit_code: Exit status of the test command; None where it was killed at its time limit.
         timed_out_s: That time limit, if it was reached, seconds.
     """
     log = compose_log(output, exit_code)
@@ -128,11 +128,11 @@ def judged(
 
     Args:
         instance: The instance.
-        output: As for `log_of`.
-        exit_code: As for `log_of`.
-        timed_out_s: As for `log_of`.
+        output: Text that the test command printed.
+        exit_code: Exit status of the test command; None where it was killed at its time limit.
+        timed_out_s: Time limit of the test command, seconds; None if it ended before.
         rules: 5 or 4.
-        runner: What the recipe names.
+        runner: Name of the test runner, from the recipe.
     """
     found = judge(instance, log_of(output, exit_code, timed_out_s), rules=rules, runner=runner)
     listed = {*instance.fail_to_pass, *instance.pass_to_pass}

@@ -40,8 +40,8 @@ class Answer:
     Args:
         url: The URL that was asked.
         status: HTTP status.
-        headers: Its headers.
-        content: Its body.
+        headers: Headers of the answer.
+        content: Body of the answer.
     """
 
     url: str

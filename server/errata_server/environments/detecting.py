@@ -27,7 +27,7 @@ class TurnText:
 
     Args:
         command: The action as the agent wrote it.
-        exit_code: Its exit status.
+        exit_code: Exit status of the command.
         stdout: Standard output.
         stderr: Standard error.
         details: Further keyword arguments of the detectors, which can be pickled.

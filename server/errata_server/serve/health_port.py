@@ -33,7 +33,7 @@ class HealthPort:
         host: Address to listen on.
         port: Port; 0 takes a free one.
         readiness: Answers ``/ready``, as on the server's own port.
-        lag: Of the server's event loop. ``/health`` is 503 while that has not run for `STUCK_S`.
+        lag: Lag of the server's event loop. ``/health`` is 503 while that has not run for `STUCK_S`.
 
     Raises:
         InvalidRequest: The address cannot be listened on.

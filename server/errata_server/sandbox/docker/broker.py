@@ -72,7 +72,7 @@ class Broker:
             verb: Name of the request.
             timeout_s: Deadline of one attempt.
             wait_s: How long to wait for a broker that is away or busy; None for the broker's own.
-            arguments: Its arguments.
+            arguments: Arguments of the request.
 
         Raises:
             BrokerRefused: The broker refused it, closed the connection or did not answer in time.
@@ -185,7 +185,7 @@ class Broker:
         Args:
             verb: Name of the request.
             timeout_s: Deadline of one attempt.
-            arguments: Its arguments.
+            arguments: Arguments of the request.
             talk: Sends the rest of the request and reads the answer.
             again: Returns whether the request may be made again although the broker may have carried it out.
             wait_s: How long to wait; None for `wait_s`.
