@@ -186,6 +186,10 @@ def _one_line(error: BaseException) -> str:
     return "".join(char if char.isprintable() else "?" for char in str(error) or type(error).__name__)[:300]
 
 
+_COMPRESSED = {b"\x1f\x8b": "r:gz", b"BZh": "r:bz2", b"\xfd7zXZ\x00": "r:xz"}
+"""Modes of `tarfile` by what a compressed archive begins with."""
+
+
 def _open(source: Path, opened: ExitStack) -> tuple[dict[str, Any], Iterator[Entry]]:
     """Return the ``base.json`` of a source, empty if it has none, and its entries."""
     if source.is_dir():
@@ -196,7 +200,7 @@ def _open(source: Path, opened: ExitStack) -> tuple[dict[str, Any], Iterator[Ent
         return record, _from_directory(root)
     if not source.is_file():
         raise OSError(errno.EINVAL, "it is neither a directory nor a file" if source.exists() else "it is not there")
-    archive = opened.enter_context(tarfile.open(source))  # noqa: SIM115 - it is entered
+    archive = opened.enter_context(tarfile.open(source, _mode(source)))  # type: ignore[call-overload]  # noqa: SIM115
     found = [member for member in archive.getmembers() if member_path(member.name) == PurePosixPath(_RECORD)]
     if not found:
         return {}, _from_archive(archive, "")
@@ -205,6 +209,13 @@ def _open(source: Path, opened: ExitStack) -> tuple[dict[str, Any], Iterator[Ent
     file = archive.extractfile(found[0])
     assert file is not None
     return parse_record(file.read(RECORD_BYTES + 1)), _from_archive(archive, _ROOT)
+
+
+def _mode(archive: Path) -> str:
+    """Return how `tarfile` opens an archive. By itself it would try every decompressor on all of a large file."""
+    with archive.open("rb") as file:
+        head = file.read(6)
+    return next((mode for magic, mode in _COMPRESSED.items() if head.startswith(magic)), "r:")
 
 
 def _from_directory(root: Path) -> Iterator[Entry]:
