@@ -88,7 +88,7 @@ async def test_both_environments_are_played_without_any_capability(envs: Compose
 
 def test_it_lacks_what_the_page_says(envs: Compose, volume: str) -> None:
     with Server(envs, "unprivileged", volume) as server:
-        doctor = ("errata", "doctor", "--json", "--port", "8001", "--data-dir", "/data/doctor")
+        doctor = ("errata", "doctor", "--json", "--port", "8002", "--data-dir", "/data/doctor")
         told = json.loads(envs.docker("exec", server.name, *doctor))
     lacking = {row["name"]: row for row in told["findings"] if row["verdict"] != "ok"}
     assert set(lacking) == {"cgroups", "id-mapped mounts"}, "docs/docker.md, Without any capability"
