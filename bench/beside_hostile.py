@@ -1,0 +1,225 @@
+"""What 100 honest sessions feel beside 8 hostile ones, against 8 that use as much of the processor harmlessly.
+
+    python bench/beside_hostile.py [--rounds N] [--seconds S] [--honest N] [--json] [--smoke]
+
+The honest sessions run a trivial command every five seconds, which two cores have time for, through one multiplexed
+connection. The hostile ones do, again and again, what reviewers have stopped the server with: submits with thousands
+of files named like tests, with tens of megabytes of result lines and with output that never ends; large patches;
+floods of output and text that detectors read slowly; messages of many JSON values. The control's sessions run busy
+loops in their sandboxes. Rounds of both alternate, in an order that changes, and the ratio is taken per round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from errata_bench.latencies import percentile
+from errata_client import Connection, ErrataClient
+from errata_protocol.errors import ErrataError
+from errata_server.process import ServerProcess
+
+LINKS = (
+    "mkdir -p tests/d; : > tests/d/one; "
+    "python3 -c \"import os\nfor n in range(20000): os.link('tests/d/one', f'tests/d/test_{n}.py')\""
+)
+RESULTS = (
+    "printf 'import atexit, sys\\ndef lines():\\n    for n in range(4000000):\\n"
+    '        sys.stdout.write(f"PASSED t{n}\\\\n")\\natexit.register(lines)\\n\' > conftest.py'
+)
+ENDLESS = (
+    "printf 'import os\\nn = 0\\nwhile True:\\n    n += 1\\n"
+    '    os.write(1, b"PASSED tests/test_%%d.py::test\\\\n" %% n)\\n\' > conftest.py'
+)
+SUBMITS = (LINKS, RESULTS, ENDLESS)
+TRACE = (
+    "python3 -c \"print('Traceback (most recent call last):\\n' + "
+    '\'  File \\"a.py\\", line 1, in f\\n\' * 200000)"; exit 1'
+)
+COMMANDS = (
+    "head -c 300000000 /dev/zero | tr '\\0' a",
+    "yes 'error: x.c:1:1: error: y' | head -c 100000000; exit 1",
+    TRACE,
+)
+PACE_S = 5.0
+BUSY = "timeout 5 sh -c 'while :; do :; done'"
+
+
+def patch(files: int) -> str:
+    """Return a diff of files that are not there: each is a line of the error that the patch program prints."""
+    hunk = "@@ -1,1 +1,1 @@\n-a\n+b\n"
+    return "".join(f"--- a/none/{n}.py\n+++ b/none/{n}.py\n{hunk * 8}" for n in range(files))
+
+
+async def repeat(work: Callable[[], Awaitable[Any]], refused: list[int]) -> None:
+    """Do something again and again; count what the server refuses, which is an answer too."""
+    while True:
+        try:
+            await work()
+        except (ErrataError, TimeoutError) as error:
+            refused.append(1)
+            if "too" not in str(error) and "more than" not in str(error) and not isinstance(error, TimeoutError):
+                await asyncio.sleep(0.2)
+
+
+class Load:
+    """Sessions of one kind, each with a connection of its own, that work while it is entered."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.refused: list[int] = []
+        self.done = 0
+
+    @contextlib.asynccontextmanager
+    async def sessions(self, hostile: bool) -> Any:
+        """Run 8 sessions until the block ends."""
+        async with contextlib.AsyncExitStack() as stack:
+            tasks = []
+            for number in range(8):
+                on_swe = hostile and number < 4
+                url = f"{self.server.url}/{'swe_bench_lite' if on_swe else 'terminal'}"
+                client = await stack.enter_async_context(ErrataClient(url, message_timeout_s=600))
+                tasks.append(asyncio.create_task(repeat(self._work(client, number, hostile), self.refused)))
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _work(self, client: ErrataClient, number: int, hostile: bool) -> Callable[[], Awaitable[Any]]:
+        async def submit() -> None:
+            await client.reset()
+            await client.step({"tool": "run", "command": SUBMITS[number], "timeout_s": 30})
+            await client.step({"tool": "submit"})
+            self.done += 1
+
+        async def patched() -> None:
+            await client.reset()
+            await client.step({"tool": "apply_patch", "patch": patch(20_000)})
+            self.done += 1
+
+        async def command() -> None:
+            await client.reset()
+            await client.step({"command": COMMANDS[number - 4] if hostile else BUSY, "timeout_s": 30})
+            self.done += 1
+
+        async def values() -> None:
+            await client.reset()
+            await client.step({"command": "true", "more": json.loads("[" + "[]," * 1_000_000 + "[]]")})
+
+        if not hostile or number in (4, 5, 6):
+            return command
+        return {3: patched, 7: values}.get(number, submit)
+
+
+async def honest(clients: list[ErrataClient], seconds: float) -> list[float]:
+    """Return how long each step took, of sessions that run a trivial command every `PACE_S` seconds."""
+    ends = time.monotonic() + seconds
+    took: list[float] = []
+
+    async def play(client: ErrataClient, at: float) -> None:
+        await asyncio.sleep(at * PACE_S)
+        while (started := time.monotonic()) < ends:
+            result = await client.step({"command": "echo ok"})
+            took.append(time.monotonic() - started)
+            assert result.observation["stdout"] == "ok\n", result
+            await asyncio.sleep(max(0.0, started + PACE_S - time.monotonic()))
+
+    await asyncio.gather(*(play(client, number / len(clients)) for number, client in enumerate(clients)))
+    return took
+
+
+def memory_mib(server: ServerProcess) -> float:
+    """Return the resident memory of the server's process."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the rounds."""
+    rounds, memory = [], []
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ServerProcess("terminal", Path(scratch), "swe_bench_lite") as server,
+    ):
+        connection = Connection(f"{server.url}/terminal")
+        clients = [ErrataClient(connection=connection, message_timeout_s=600) for _ in range(options.honest)]
+        for client in clients:
+            await client.reset()
+            await client.step({"command": "true"})
+        load = Load(server)
+        for number in range(options.rounds):
+            found = {}
+            for hostile in (number % 2 == 0, number % 2 == 1):
+                async with load.sessions(hostile):
+                    await asyncio.sleep(min(3.0, options.seconds))
+                    took = sorted(await honest(clients, options.seconds))
+                memory.append(memory_mib(server))
+                found["hostile" if hostile else "control"] = took
+                await asyncio.sleep(1)
+            rounds.append(
+                {
+                    name: {
+                        "steps": len(took),
+                        "p50_ms": round(percentile(took, 0.5) * 1e3, 1),
+                        "p99_ms": round(percentile(took, 0.99) * 1e3, 1),
+                        "worst_ms": round(took[-1] * 1e3, 1),
+                    }
+                    for name, took in found.items()
+                }
+            )
+        for client in clients:
+            await client.close()
+        await connection.aclose()
+    return {
+        "machine": f"{platform.machine()} {platform.release()} python {platform.python_version()}",
+        "load_before": options.load,
+        "honest": options.honest,
+        "rounds": rounds,
+        "p99_ratio_median": statistics.median(one["hostile"]["p99_ms"] / one["control"]["p99_ms"] for one in rounds),
+        "hostile_done": load.done,
+        "refused": len(load.refused),
+        "server_rss_mib_most": max(memory),
+    }
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each kind (default: 5)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of one round's part (default: 20)")
+    parser.add_argument("--honest", type=int, default=100, help="number of honest sessions (default: 100)")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="small and quick: shows that it runs, measures nothing")
+    options = parser.parse_args()
+    options.load = os.getloadavg()[0]
+    if options.smoke:
+        options.rounds, options.seconds, options.honest = 1, 2.0, 5
+    result = asyncio.run(measure(options))
+    if options.json:
+        print(json.dumps(result, indent=1))
+        return
+    for one in result.pop("rounds"):
+        print(
+            "  ".join(
+                f"{name}: p50 {part['p50_ms']} p99 {part['p99_ms']} worst {part['worst_ms']} ms"
+                for name, part in one.items()
+            )
+        )
+    for key, value in result.items():
+        print(f"{key:24} {value}")
+
+
+if __name__ == "__main__":
+    main()
