@@ -211,7 +211,7 @@ def test_the_command_prints_results_and_keeps_them(tmp_path: Path) -> None:
     assert strict.returncode == 1 and "FAILED hole (known)" in strict.stdout and "1 of 2 passed" in strict.stdout
     write_task(tmp_path / "tasks" / "image", {**PASSES, "environment/Dockerfile": "FROM x\nRUN apt-get update\n"})
     image = errata(*arguments, results=tmp_path / "results")
-    assert image.returncode == 1 and "FAILED task image needs an image" in image.stdout
+    assert image.returncode == 1 and "FAILED task image: it needs an image" in image.stdout
 
 
 @pytest.mark.parametrize(("arguments", "words"), [((), "name a directory"), (("/nowhere",), "no tasks below /nowhere")])
