@@ -31,7 +31,19 @@ LOOK_S = 0.01
 _ROOT = Path(__file__).parents[1]
 _PRODUCT = tuple(f"{_ROOT / name}/" for name in ("server", "protocol", "envs"))
 _MAKES_APPLICATIONS = f"{_ROOT}/server/errata_server/app/factory.py"
-_ELSEWHERE = tuple(f"{_ROOT}/{name}" for name in ("protocol/errata_protocol/mux/client", "server/errata_server/cli/"))
+_ELSEWHERE = tuple(
+    f"{_ROOT}/{name}"
+    for name in (
+        "protocol/errata_protocol/mux/client",
+        "server/errata_server/cli/",
+        "envs/swe_bench_lite_env/programs/",
+        *(
+            f"envs/swe_bench_lite_env/server/prepare/{file}.py"
+            for file in ("build", "draft", "index", "sources", "validate")
+        ),
+        *(f"envs/terminal_env/server/check/{file}.py" for file in ("checker", "cli", "degenerate")),
+    )
+)
 """Beginnings of the paths of code that runs on loops of clients and of commands, which nobody else waits for."""
 _SIMULATED_THREADS = (("_run_inline", "loop.py"), ("_next", "threads.py"))
 """Functions of errata_server.simulation in which the loop plays a thread, and their modules."""
