@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,13 +18,16 @@ from openenv.core.env_server.types import Action, Observation, State
 from pydantic import BaseModel, Field
 
 from errata_protocol.errors import InvalidRequest, ServiceError
+from errata_protocol.markers import NOTHING_WRONG
 from errata_server.app import create_app, create_fastapi_app
 from errata_server.concurrency.procedures import run
+from errata_server.concurrency.slots import NO_SHARE, Share
 from errata_server.environments import detecting as detecting_module
 from errata_server.environments import detection
 from errata_server.environments.detecting import INLINE_CHARACTERS, detecting
 from errata_server.environments.detection import META_KEY, FieldMap, Marking
 from errata_server.process import ServerProcess
+from errata_server.workers import WORKERS, Budget, BudgetExceeded, WorkerFailed
 
 from ..openenv_source import ENVIRONMENTS, needs_openenv_source
 from .conftest import Socket, connect
@@ -35,7 +39,7 @@ T = TypeVar("T")
 
 def read(marking: Marking[T]) -> T:
     """Return the result of a marking of turns that are short enough to be read at once."""
-    return asyncio.run(run(detecting(marking)))
+    return asyncio.run(run(detecting(marking, NO_SHARE)))
 
 
 def marked_observation(*arguments: Any) -> Any:
@@ -360,6 +364,57 @@ def test_a_long_turn_is_read_elsewhere_with_the_same_result(length: int, monkeyp
     monkeypatch.setattr(detecting_module, "call_in_worker", lambda *_, **__: calls.append(1))
     assert marked == marked_observation(seen, CodeAction(code="python3 run.py"), 1, fields()) and not calls
     assert marked.metadata["error_kind"] == "runtime_error" and __file__ not in json.dumps(marked.metadata)
+
+
+# -- turns that are read in a worker process ---------------------------------------------------------------------------
+
+
+class LongEnvironment(CodeEnvironment):
+    def step(self, action: CodeAction, timeout_s: float | None = None, **_: Any) -> CodeObservation:
+        return failing(out="x" * (2 * INLINE_CHARACTERS))
+
+
+def played(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], sessions: int = 1) -> list[dict[str, Any]]:
+    """Return the replies to a step of each session, where workers are called as `call` does it."""
+    monkeypatch.setattr(WORKERS, "call", call)
+    app = create_app(LongEnvironment, CodeAction, CodeObservation, max_concurrent_envs=sessions, detect=MAP)
+    replies = []
+    with TestClient(app) as client:
+        for _ in range(sessions):
+            with connect(client) as socket:
+                socket.ask("reset", {})
+                replies.append(json.loads(socket.raw(json.dumps({"type": "step", "data": {"code": "cat nofile"}}))))
+    return replies
+
+
+def test_a_machine_that_fails_while_a_turn_is_read_is_no_observation_and_no_error_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def call(*_: Any, **__: Any) -> Any:
+        raise WorkerFailed("no worker process can be started")
+
+    (reply,) = played(monkeypatch, call)
+    assert (reply["type"], reply["data"]["code"]) == ("error", WorkerFailed.code)
+
+
+def test_a_turn_beyond_the_detectors_budget_is_delivered_without_markers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(what: str, *_: Any, budget: Budget, **__: Any) -> Any:
+        raise BudgetExceeded(what, "time", budget)
+
+    (reply,) = played(monkeypatch, call)
+    assert reply["type"] == "observation" and "metadata" not in reply["data"], reply
+
+
+def test_turns_are_read_in_the_shares_of_their_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+
+    async def call(*_: Any, share: Share, **__: Any) -> Any:
+        shares.append(share)
+        return NOTHING_WRONG
+
+    played(monkeypatch, call, sessions=2)
+    (principal, first), (same, second) = shares
+    assert principal == same and first != second and first and second
 
 
 @pytest.mark.upstream_envs  # smolagents is in the environment of that suite

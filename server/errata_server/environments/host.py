@@ -27,6 +27,7 @@ from ..concurrency.containment import calling, text_of
 from ..concurrency.deadlines import ends_within
 from ..concurrency.places import CancelledByItself, Place, TaskCall, ThreadCall
 from ..concurrency.procedures import Procedure, run
+from ..concurrency.slots import Share
 from ..concurrency.step_clock import StepClock
 from ..concurrency.threads import Threads
 from ..recovery import NONE, RecoveryClass
@@ -172,6 +173,11 @@ class EnvHost:
     def clock(self) -> StepClock | None:
         """Return the clock of the session's calls; None if it was never stopped."""
         return self._context.clock
+
+    @property
+    def share(self) -> Share:
+        """Share of the session that the instance is of."""
+        return self._context.share
 
     async def scoped(self, call: Callable[[EnvHost], Awaitable[T]], *, timeout_s: float) -> T:
         """Run ``call`` on the event loop with this session as `current_session`; its exceptions propagate.

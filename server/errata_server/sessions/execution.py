@@ -3,6 +3,7 @@ snapshot, and builds the journal row. For delivery and for re-execution."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from errata_protocol.environment import Snapshot
-from errata_protocol.errors import EnvironmentOutputInvalid
+from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
 
 from ..concurrency.containment import text_of
 from ..concurrency.procedures import Procedure
@@ -88,15 +89,15 @@ class Execution:
                 rewards = yield from host.step_rewards(admitted.t, timeout_s=timeout_s)
         snapshot = (yield from host.snapshot()) if host.recovery.takes_snapshots else None
         if request.call is not None:
-            return Executed((yield from self._mcp_row(admitted, outcome, snapshot)))
+            return Executed((yield from self._mcp_row(host, admitted, outcome, snapshot)))
         try:
             if request.action is not None and self._declared.detect is not None:
                 marking = marked_observation(outcome, request.action, admitted.t, self._declared.detect)
-                outcome = yield from detecting(marking)
+                outcome = yield from detecting(marking, host.share)
             row = observation_row(admitted, outcome, snapshot, self._declared.volatile_fields(outcome))
-        except EnvironmentOutputInvalid:
+        except (ErrataError, asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as error:  # the result is not an observation; any exception of its code may show that
+        except BaseException as error:  # the result is not an observation: using it may raise anything
             raise EnvironmentOutputInvalid(
                 f"{request.kind} returned something that is no observation: {type(error).__name__}: {text_of(error)}"
             ) from error
@@ -111,8 +112,8 @@ class Execution:
         return timeout_s
 
     def _mcp_row(
-        self, admitted: Admitted, response: dict[str, Any], snapshot: Snapshot | None
+        self, host: EnvHost, admitted: Admitted, response: dict[str, Any], snapshot: Snapshot | None
     ) -> Procedure[DeliveryRow]:
         marking = marked_response(response, admitted.request, admitted.t, self._declared.detect)
-        response, detection = yield from detecting(marking)
+        response, detection = yield from detecting(marking, host.share)
         return mcp_row(admitted, response, snapshot, self._declared.volatile_fields(), detection)
