@@ -115,6 +115,9 @@ def test_http_bodies_of_too_many_values_are_refused(client: TestClient) -> None:
         answer = client.post(path, json=body)
         assert (answer.status_code, answer.json()["code"]) == (413, "FRAME_TOO_LARGE"), path
     assert client.post("/step", json={"action": LONG}).status_code == 200
+    kinds = [("content-type", "application/json"), ("content-type", "multipart/form-data; boundary=x")]
+    for headers in (kinds, kinds[::-1]):
+        assert client.post("/step", content=json.dumps({"action": MANY}), headers=headers).status_code == 413
     rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": MANY}
     assert "JSON values" in client.post("/mcp", json=rpc).json()["error"]["message"]
 

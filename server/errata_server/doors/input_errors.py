@@ -103,7 +103,8 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
         kinds = [value for name, value in scope.get("headers", ()) if name == b"content-type"]
-        values = None if any(kind.startswith(b"multipart/") for kind in kinds) else ValueCounter()
+        is_form = bool(kinds) and all(kind.startswith(b"multipart/") for kind in kinds)
+        values = None if is_form else ValueCounter()
 
         async def counted() -> Message:
             nonlocal size
