@@ -78,7 +78,7 @@ def placed(result: CommandResult, nonce: str, base: Survey, files: Collection[st
         NoVerdict: There is no answer, or the state has too many files, or too many changes.
     """
     found = answer(result, nonce)
-    changed = changes(base, survey_of(found), files) if found["survey"] else NO_CHANGES
+    changed = changes(base, survey_of(found), files) if "survey" in found else NO_CHANGES
     if len(changed.configuration) > MOST_CHANGED:
         raise NoVerdict(f"more than {MOST_CHANGED} files that can change how tests run were changed")
     return Placed(tuple(found["refused"]), changed)

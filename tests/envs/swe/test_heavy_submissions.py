@@ -113,6 +113,13 @@ def test_caches_are_dropped_in_time_linear_in_the_files(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 5_000
 
 
+def test_a_survey_that_finds_nothing_is_not_one_that_was_not_asked_for() -> None:
+    base = {"a_test.py": ("test", "1"), "conftest.py": ("configuration", "1")}
+    assert placed(answered(), "n", base, frozenset()).changes == readings.Changes(("a_test.py",), ("conftest.py",))
+    not_asked = CommandResult(0, '\n{"nonce": "n", "refused": [], "read": {}}\n', "", 0.1)
+    assert placed(not_asked, "n", base, frozenset()).changes == readings.NO_CHANGES
+
+
 # -- the log ----------------------------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,8 @@ def main():
         "read": {name: content for name, content in contents if content is not None},
     }
     try:
-        answer["survey"] = survey(root, request["survey"]) if "survey" in request else {}
+        if "survey" in request:
+            answer["survey"] = survey(root, request["survey"])
     except TooMany as error:
         answer["excess"] = str(error)
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
