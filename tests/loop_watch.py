@@ -37,10 +37,7 @@ _ELSEWHERE = tuple(
         "protocol/errata_protocol/mux/client",
         "server/errata_server/cli/",
         "envs/swe_bench_lite_env/programs/",
-        *(
-            f"envs/swe_bench_lite_env/server/prepare/{file}.py"
-            for file in ("build", "draft", "index", "sources", "validate")
-        ),
+        *(f"envs/swe_bench_lite_env/server/prepare/{file}.py" for file in ("draft", "index", "validate")),
         *(f"envs/terminal_env/server/check/{file}.py" for file in ("checker", "cli", "degenerate")),
     )
 )

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from errata_server.sandbox.base import Limits
+from errata_server.sandbox.host import cgroups
 from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 pytestmark = pytest.mark.sandbox
@@ -41,7 +42,15 @@ print(total)
 """
 
 
-async def test_a_hundred_busy_processes_get_no_more_than_two(namespace_backend: NamespaceBackend) -> None:
+@pytest.fixture
+def before_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands come before other work of this machine, which would leave two sandboxes little to share."""
+    monkeypatch.setattr(cgroups, "_CPU_WEIGHT", {1: 8 * 1024, 2: 8 * 100})
+
+
+async def test_a_hundred_busy_processes_get_no_more_than_two(
+    before_others: None, namespace_backend: NamespaceBackend
+) -> None:
     assert namespace_backend.cgroups is not None
     if not namespace_backend.cgroups.shares_cpu:
         pytest.skip("no writable cpu cgroup on this machine")
@@ -52,15 +61,14 @@ async def test_a_hundred_busy_processes_get_no_more_than_two(namespace_backend: 
         *(box.run(f"python3 spin.py {count}") for box, count in zip(boxes, (100, 2), strict=True))
     )
     many, few = (float(result.stdout) for result in results)
-    # Equal shares give each as much, the same share for each process a fiftieth. Other load moves both to and fro.
-    assert few > many / 7, f"{few:.2f} s of CPU time beside {many:.2f} s"
+    assert few > many / 3, f"{few:.2f} s of CPU time beside {many:.2f} s"
 
 
 async def test_commands_come_after_the_server(namespace_backend: NamespaceBackend) -> None:
     box = await namespace_backend.open()
     assert (await box.run("nice; nice -n -1 true")).stdout == f"{min(19, os.nice(0) + 5)}\n"
-    if (cgroups := namespace_backend.cgroups) is not None and (place := cgroups._cpu) is not None:
-        version, default = (2, 100) if cgroups.version == 2 else (1, 1024)
+    if (found := namespace_backend.cgroups) is not None and (place := found._cpu) is not None:
+        version, default = (2, 100) if found.version == 2 else (1, 1024)
         weight = int((place / {2: "cpu.weight", 1: "cpu.shares"}[version]).read_text())
         assert weight < default
 

@@ -106,6 +106,7 @@ def test_state_at_before_any_reset_says_so(client: TestClient) -> None:
         ('{"type":"step","type":"reset","data":{}}', "INVALID_JSON"),
         ("[" * 40_000, "INVALID_JSON"),
         ("[" * 100_000, "FRAME_TOO_LARGE"),
+        ("[" * 100_000, "FRAME_TOO_LARGE"),
         ('{"type":"step","data":' + '{"a":' * 2000 + "1" + "}" * 2001, "INVALID_JSON"),
         ('{"type":"step","data":' + '{"a":' * 300 + "1" + "}" * 301, "INVALID_JSON"),
         ('{"type":"step","data":' + '{"a":' * 200 + "1" + "}" * 201, "VALIDATION_ERROR"),

@@ -66,14 +66,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    dataset, recipes = await asyncio.to_thread(lambda: (read_dataset(options), recipes_of(options)))
+    dataset, recipes = read_dataset(options), recipes_of(options)
     named = [name for group in options.instance for part in group for name in part.split(",") if name]
     if named:
         dataset = Dataset([dataset.find(name) for name in dict.fromkeys(named)], dataset.name)
-    if options.predictions == "gold":
-        given = gold_predictions(dataset)
-    else:
-        given = await asyncio.to_thread(load_predictions, options.predictions)
+    given = gold_predictions(dataset) if options.predictions == "gold" else load_predictions(options.predictions)
     known = {instance.instance_id: instance for instance in dataset}
     pairs = [
         (known[prediction.instance_id], prediction)

@@ -57,7 +57,7 @@ def validate_main(arguments: Sequence[str]) -> int:
 
 async def _run(options: argparse.Namespace, *, build: bool) -> int:
     broken: dict[str, str] = {}
-    pairs, without = await asyncio.to_thread(chosen, options, broken)
+    pairs, without = chosen(options, broken)
     results = [{"row": name, "prepared": False, "validated": False, "problems": [why]} for name, why in broken.items()]
     if not options.json:
         for why in broken.values():

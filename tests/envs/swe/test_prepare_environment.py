@@ -301,7 +301,7 @@ async def test_a_root_file_system_gives_its_environment_and_its_code(
         opened.add(write(tmp_path / "code", content), "testbed")
         write(tmp_path / "packages", {"abacus_of_image.py": "VERSION = 9\n"})
         opened.add(tmp_path / "packages", "usr/lib/python3/dist-packages")
-    image = derive_base(find_base(), "image", [packed], directory=bases)
+    image = await asyncio.to_thread(derive_base, find_base(), "image", [packed], directory=bases)
     try:
         row = instance()
         made = recipe(tmp_path, source={"kind": "tree", "path": str(image.root)}, python=OWN)

@@ -6,7 +6,6 @@ without the verifier's tools changes no score: the verifier fails there, or it n
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -117,7 +116,7 @@ class _Check:
         solved = start
         for turn in range(self.times):
             self.progress(f"the solution, {turn + 1} of {self.times}")
-            solution = await asyncio.to_thread(staged, task.root / "solution", key=task.whole_digest)
+            solution = staged(task.root / "solution", key=task.whole_digest)
             solved, output = await self._played(start, f"bash {_SOLUTION}", {"/solution": solution})
             score, why = await self._graded(solved, learn=True)
             outcomes.append((score, why if score is None or score >= 1.0 else f"{why}; {output}"))
