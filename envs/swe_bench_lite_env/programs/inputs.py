@@ -83,7 +83,8 @@ def chosen(
         if first is None:
             raise InvalidRequest(f"{options.dataset} has no rows")
         recipes.find(first.instance_id, first.repo)
-    return pairs, [row.instance_id for row in dataset if row.instance_id not in {*recipes, *broken}]
+    known = {*recipes, *broken}
+    return pairs, [row.instance_id for row in dataset if row.instance_id not in known]
 
 
 def recipes_of(options: argparse.Namespace) -> Recipes:

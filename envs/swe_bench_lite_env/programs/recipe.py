@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,10 @@ def main(arguments: Sequence[str]) -> int:
         from ..server.prepare.draft import draft, specifications
     except ImportError as error:  # it compares versions as pip does
         raise NotSupported(f"drafts need the package packaging ({error}): pip install packaging") from error
-    dataset = read_dataset(options, {})
+    broken: dict[str, str] = {}
+    dataset = read_dataset(options, broken)
+    for why in broken.values():
+        print(f"left out: {why}", file=sys.stderr)
     named = [name for group in options.instance for part in group for name in part.split(",") if name]
     if not named:
         raise InvalidRequest("name the instances with --instance ID")

@@ -246,7 +246,11 @@ def _with_own(source: str, recipes: Path, split: str | None) -> Offered:
 def _test_split(source: str) -> Dataset:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvaluationSplitWarning)
-        return load_dataset(source, TEST_SPLIT, broken={})
+        broken: dict[str, str] = {}
+        found = load_dataset(source, TEST_SPLIT, broken=broken)
+    for why in broken.values():
+        log.warning("not evaluated: %s", why)
+    return found
 
 
 def _test_ids(source: str) -> frozenset[str]:
