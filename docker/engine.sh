@@ -79,7 +79,7 @@ remove_bridge() {
 # recorded before the first engine starts, and restored after the last one has ended, whichever those are.
 before=/run/errata-engine-before
 
-# Whether an engine runs here: this one, or another one that needs what engines changed. A zombie is none.
+# Whether an engine runs on this machine: this one, or another that needs the same changes. A zombie does not count.
 engine_runs() {
     local process
     for process in /proc/[0-9]*; do

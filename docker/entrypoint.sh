@@ -13,8 +13,8 @@ if [ "$(id -u)" = 0 ] && [ "${ERRATA_SANDBOX:-namespace}" = namespace ]; then
     done
 fi
 
-# The volume of a server that ran as root is root's. Its sessions go on once it is this user's.
-for place in "${HOME:-}" "${ERRATA_DATA_DIR:-}" "${ERRATA_BASE_DIR:-}"; do
+# A volume that a server wrote as root belongs to root. After a chown this server continues its sessions.
+for place in "${HOME:-}" "${ERRATA_DATA_DIR:-}"; do
     if [ -e "$place" ] && [ ! -w "$place" ]; then
         say "$place is not writable for $(id -un): give it the volume:" \
             "docker run --rm -u root -v VOLUME:/data --entrypoint chown IMAGE -R $(id -u):$(id -g) /data"
