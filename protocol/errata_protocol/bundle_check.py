@@ -24,7 +24,7 @@ from .payload import DIGEST_PREFIX
 from .replay import Origin
 
 MAX_PROBLEMS = 1000
-"""Most problems, and most notes, that a result lists; it has the number of the others."""
+"""Most problems, and most notes, that a result lists; the last one says how many more there are."""
 
 
 class Problem(BaseModel):
@@ -77,6 +77,7 @@ class EpisodeCheck:
         self._wanted: dict[tuple[str, int], list[str]] = {}
         self._origins: dict[str, str] = {}
         self._unlisted = 0
+        self._unlisted_notes = 0
 
     def expect(self, fork: str, origin: Origin) -> None:
         """Announce a fork whose parent's records come later; not needed if all `EpisodeRecord`s come first."""
@@ -116,6 +117,8 @@ class EpisodeCheck:
         self.found.ok = not self.found.problems
         if self._unlisted:
             self.found.problems.append(Problem(what=f"{self._unlisted:,} more problems are not listed"))
+        if self._unlisted_notes:
+            self.found.notes.append(f"{self._unlisted_notes:,} more notes are not listed")
         return self.found
 
     def wrong(self, what: str, eid: str | None = None, t: int | None = None, line: int | None = None) -> None:
@@ -148,6 +151,8 @@ class EpisodeCheck:
             self.found.notes.append(
                 f"{record.eid} was forked from t={record.origin.t} of {record.origin.eid}, which is not there"
             )
+        else:
+            self._unlisted_notes += 1
 
     def _known(self, record: DeliveryRecord | FailureRecord | BundledReward) -> bool:
         if record.eid in self._episodes:
