@@ -26,7 +26,7 @@ from typing import Any
 
 from errata_bench.latencies import percentile
 from errata_client import Connection, ErrataClient
-from errata_protocol.errors import ErrataError
+from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_server.process import ServerProcess
 
 LINKS = (
@@ -68,7 +68,7 @@ async def repeat(work: Callable[[], Awaitable[Any]], refused: list[int]) -> None
             await work()
         except (ErrataError, TimeoutError) as error:
             refused.append(1)
-            if "too" not in str(error) and "more than" not in str(error) and not isinstance(error, TimeoutError):
+            if not isinstance(error, InvalidRequest | TimeoutError):
                 await asyncio.sleep(0.2)
 
 
@@ -141,9 +141,9 @@ async def honest(clients: list[ErrataClient], seconds: float) -> list[float]:
 
 
 def memory_mib(server: ServerProcess) -> float:
-    """Return the resident memory of the server's process."""
+    """Return the largest resident memory that the server's process has had."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:

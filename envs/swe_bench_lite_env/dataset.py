@@ -343,8 +343,8 @@ def load_dataset(
             `LITE`. A path that exists comes before a name.
         split: The split to read. Without it, all but ``test``. A file that does not say of which split its rows are
             is the split that is asked for, and `LOCAL_SPLIT` without one.
-        broken: Gets the reason why a row cannot be used, by the row's place; such rows are left out. None: they are an
-            error, because figures over the rows that are left would be of another data set.
+        broken: Mapping that gets the reason why a row cannot be used, by the row's place; such rows are left out. If
+            None, such a row is an error, because figures over the remaining rows would be of another data set.
 
     Raises:
         DatasetInvalid: Rows cannot be used, and ``broken`` is None; or a file cannot be read on.

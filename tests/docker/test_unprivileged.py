@@ -14,9 +14,18 @@ from errata_client import ErrataClient
 from .conftest import Compose, free_port
 
 
-def service(checkout: Compose, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((checkout.directory / "compose.yaml").read_text("utf-8"))["services"][name]
-    return found
+def options_of(checkout: Compose, name: str) -> list[str]:
+    """Return the options of ``docker run`` for a service of compose.yaml."""
+    service = yaml.safe_load((checkout.directory / "compose.yaml").read_text("utf-8"))["services"][name]
+    several = {"tmpfs": "--tmpfs", "cap_drop": "--cap-drop", "cap_add": "--cap-add", "security_opt": "--security-opt"}
+    options = ["--user", service["user"]] if "user" in service else []
+    options += ["--read-only"] if service["read_only"] else []
+    for key, option in several.items():
+        for value in service.get(key, ()):
+            if key == "security_opt":
+                value = value.replace(":", "=", 1).replace("=docker/", f"={checkout.directory}/docker/")
+            options += [option, value]
+    return options
 
 
 class Server:
@@ -32,14 +41,7 @@ class Server:
         self.checkout = checkout
         self.name = f"{checkout.project}-{name}"
         self.port = free_port()
-        told = service(checkout, name)
-        words = ["--user", told["user"]] if "user" in told else []
-        words += ["--read-only"] if told["read_only"] else []
-        words += [word for place in told["tmpfs"] for word in ("--tmpfs", place)]
-        words += [word for one in told["cap_drop"] for word in ("--cap-drop", one)]
-        words += [word for one in told.get("cap_add", ()) for word in ("--cap-add", one)]
-        words += [word for one in told["security_opt"] for word in ("--security-opt", one.replace(":", "=", 1))]
-        words = [word.replace("=docker/", f"={checkout.directory}/docker/") for word in words]
+        words = options_of(checkout, name)
         words += ["-v", f"{volume}:/data", "-e", f"ERRATA_TOKEN={checkout.token}", "-p", f"127.0.0.1:{self.port}:8000"]
         self.words = [*words, "--name", self.name, "errata/envs:test"]
 

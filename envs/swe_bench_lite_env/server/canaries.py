@@ -85,7 +85,7 @@ def canaries(
         runner: What its recipe names.
         sources: Text of its test modules by path, as the test patch leaves them.
         whole: Keep the modules as they are, with tests that fail at once.
-        secret: With the same secret, the same tests of an instance run to their end.
+        secret: Secret that selects which tests of an instance run to their end; the same ones for the same secret.
     """
     modules = [path for path in sources if path.endswith(".py")]
     if not modules or runner not in _FORMS:
@@ -150,8 +150,9 @@ def differences(expected: Outcome, found: Outcome) -> tuple[str, ...]:
 def _failing(source: str, hidden: Sequence[str], instance: Instance, secret: str) -> str | None:
     """Return a module whose tests fail; None where it cannot be read.
 
-    Those of FAIL_TO_PASS and a few others fail at their end, so that what they call is called; the rest before they do
-    anything, which costs nothing. Which others, no agent can know, and it is the same in all runs with this secret.
+    Those of FAIL_TO_PASS and a few others fail at their end, so that what they call is called; the rest fail at their
+    beginning, which costs no time. No agent can know which the few others are; they are the same in all runs with this
+    secret.
 
     Of many tests the hidden ones that come first in their lists are kept, and the others removed.
     """

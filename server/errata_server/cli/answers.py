@@ -159,11 +159,11 @@ async def _answering(
     method: str, url: str, headers: dict[str, str], request: dict[str, Any]
 ) -> AsyncIterator[tuple[httpx.Response, asyncio.Timeout]]:
     """Make a request; yield its response, whose body is not read, and the deadline of all of it."""
-    told = {**headers, "Accept-Encoding": "gzip, deflate"}
+    asked = {**headers, "Accept-Encoding": "gzip, deflate"}
     async with (
         asyncio.timeout(TOTAL_S) as deadline,
         httpx.AsyncClient(timeout=TOTAL_S, verify=url.startswith("https:")) as client,
-        client.stream(method, url, headers=told, **request) as answer,
+        client.stream(method, url, headers=asked, **request) as answer,
     ):
         encoding = answer.headers.get("content-encoding", "").strip().lower()
         if encoding not in _ENCODINGS:

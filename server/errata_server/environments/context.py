@@ -23,7 +23,7 @@ class SessionContext:
         seed: Seed that the server drew for this session and journaled; to be used where a reset names none.
         log: Logger whose records name the session by a hash of its id.
         monotonic: Monotonic clock of the server, seconds.
-        share: Principal and session, by which what all sessions share is divided.
+        share: Principal and session of the caller, between which the resources that all sessions use are divided.
 
     Attributes:
         clock: Clock of the session's calls; None until `clock_stopped` is called for the first time.

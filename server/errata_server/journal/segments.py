@@ -285,8 +285,8 @@ class SegmentLog(Segments):
 
         Args:
             position: See `after`.
-            known: Up to where an index knew these segments that is not used any more. If they end before that, rows
-                are gone that may have been acknowledged; this is logged.
+            known: Position up to which a former index, which is not used any more, had recorded these segments. If they
+                end before it, rows that may have been acknowledged are gone, which is logged.
 
         Raises:
             JournalUnavailable: See `after`.

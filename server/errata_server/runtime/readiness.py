@@ -35,7 +35,7 @@ class Readiness:
         self._checks.append(check)
 
     def tell(self, environment: str, unusable: Unusable) -> None:
-        """Tell which parts of an environment cannot be used, such as tasks; the server is ready all the same."""
+        """Report which parts of an environment, such as tasks, cannot be used; the server stays ready."""
         self._unusable[environment] = unusable
 
     def reasons(self) -> list[str]:

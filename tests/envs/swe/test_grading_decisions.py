@@ -46,8 +46,8 @@ class Played:
     """Runs of the tests whose results a test says: by test, ``PASSED`` unless it says something else.
 
     Args:
-        results: Of a run with the agent's configuration of the tests.
-        plain: Of a run with the base commit's; None: the same.
+        results: Results of a run with the agent's configuration of the tests.
+        plain: Results of a run with the base commit's configuration; None if they are the same.
         configuration: Files that the state has changed.
     """
 

@@ -24,9 +24,9 @@ _EMPTYING = 8
 """Attempts to reclaim the page cache of a v1 cgroup until a lower limit can be set."""
 _SOCKET_SHARE = 4
 """TCP buffers of a v1 slot are limited to the memory limit divided by this."""
-_CPU_WEIGHT = {1: 1024 // 2, 2: 100 // 2}
-"""CPU weight of all sandboxes together, by cgroup version: half of the default, which the server has, so that it
-answers however much their commands compute."""
+_CPU_WEIGHT = {1: 512, 2: 50}
+"""CPU weight of all sandboxes together, by cgroup version: half of the default, which the server has, so that its
+event loops are scheduled before their commands."""
 
 
 @dataclass(frozen=True, slots=True)
