@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from terminal_env.server.tasks import BUNDLED, LOCAL, TASKS_VARIABLE, TaskInvali
 from terminal_env.spec import SPEC
 
 from ..counted_work import calls_of
+from ..hostile_files import make_socket, make_sparse
 from .scripted import write_task
 
 Build = Callable[[Path], object]
@@ -56,21 +56,6 @@ def special(name: str, make: Callable[[Path], object]) -> Build:
     return build
 
 
-def _socket(path: Path) -> None:
-    place = Path.cwd()
-    os.chdir(path.parent)  # the name of a socket has 107 bytes at most
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
-    finally:
-        os.chdir(place)
-
-
-def _sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(8 * 1024**3)
-
-
 def _deep(path: Path) -> None:
     path.mkdir()
     place = os.open(path, os.O_RDONLY)
@@ -102,7 +87,7 @@ HOSTILE: dict[str, tuple[Build, str]] = {
     "fifo for the Dockerfile": (special("environment/Dockerfile", os.mkfifo), "environment/Dockerfile is a FIFO"),
     "fifo for the compose file": (special("environment/docker-compose.yml", os.mkfifo), "is a FIFO"),
     "fifo for .dockerignore": (special("environment/.dockerignore", os.mkfifo), "is a FIFO"),
-    "socket": (special("environment/s", _socket), "environment/s is a socket"),
+    "socket": (special("environment/s", make_socket), "environment/s is a socket"),
     "linked instruction": (special("instruction.md", lambda p: p.symlink_to("/etc/passwd")), "symbolic link"),
     "linked task.toml": (special("task.toml", lambda p: p.symlink_to("/etc/passwd")), "symbolic link"),
     "linked environment": (special("environment", lambda p: p.symlink_to("/etc")), "symbolic link"),
@@ -110,8 +95,8 @@ HOSTILE: dict[str, tuple[Build, str]] = {
     "link of tests to the host": (special("tests/data", lambda p: p.symlink_to("/etc/passwd")), "no file of the task"),
     "link of tests to itself": (special("tests/a", lambda p: p.symlink_to("a")), "leads nowhere"),
     "link of tests round in circles": (special("tests/a", lambda p: p.symlink_to(".")), "no file of the task"),
-    "sparse": (special("environment/huge", _sparse), "more than 536,870,912 bytes"),
-    "sparse instruction": (special("instruction.md", _sparse), "bytes"),
+    "sparse": (special("environment/huge", make_sparse), "more than 536,870,912 bytes"),
+    "sparse instruction": (special("instruction.md", make_sparse), "bytes"),
     "deep directories": (special("environment", _deep), "deeper than 64 directories"),
     "not utf-8": (special("instruction.md", lambda p: p.write_bytes(b"\xff\xfe")), "not UTF-8"),
     "toml not utf-8": (special("task.toml", lambda p: p.write_bytes(b"\xff\xfe")), "not UTF-8"),

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.types import Action, Observation, State
 
 from errata_protocol.environment import Snapshot
@@ -121,3 +122,17 @@ class PinnedEnvironment(Environment[CountAction, CountObservation, State]):
 
     def close(self) -> None:
         self._db.close()
+
+
+class ToolsEnvironment(MCPEnvironment):
+    """Has tools alone: a reset and a step do nothing."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
+        return Observation(done=False, reward=0.0)
+
+    def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State(episode_id="tools", step_count=0)

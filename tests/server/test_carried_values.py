@@ -16,9 +16,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from fastmcp import FastMCP
 from openenv.core.env_server.http_server import create_fastapi_app as stock_app
-from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
-from openenv.core.env_server.types import Observation, State
+from openenv.core.env_server.types import State
 
 from errata_protocol.bundle_check import verify_bundle
 from errata_protocol.environment import Snapshot
@@ -31,7 +30,7 @@ from errata_server.settings import Settings
 
 from .asgi_peer import Peer
 from .conftest import connect, simulated
-from .environments import CountAction, CountEnvironment, CountObservation
+from .environments import CountAction, CountEnvironment, CountObservation, ToolsEnvironment
 from .mux_trainer import Trainer
 
 
@@ -255,7 +254,7 @@ def test_a_state_over_http_has_the_fields_that_it_has_upstream() -> None:
     assert answers[0] == answers[1]
 
 
-class ValueTools(MCPEnvironment):
+class ValueTools(ToolsEnvironment):
     """Tools that return such values, or raise errors that quote them."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -272,16 +271,6 @@ class ValueTools(MCPEnvironment):
             raise ValueError(VALUES[what]())
 
         super().__init__(server)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
-        return Observation(done=False, reward=0.0)
-
-    def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State(episode_id="tools", step_count=0)
 
 
 @pytest.fixture

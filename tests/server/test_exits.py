@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from fastmcp import FastMCP
-from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
-from openenv.core.env_server.types import Observation, State
-from pydantic import field_serializer, field_validator
+from openenv.core.env_server.types import State
+from pydantic import BaseModel, field_serializer, field_validator
 
 from errata_client import ErrataClient
 from errata_protocol.errors import EnvironmentFailed
@@ -28,7 +27,7 @@ from errata_server.settings import Settings
 
 from .asgi_peer import Peer
 from .conftest import simulated
-from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment
+from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment, ToolsEnvironment
 
 LEAVES: dict[str, Callable[[], BaseException]] = {
     "SystemExit": lambda: SystemExit(3),
@@ -68,8 +67,8 @@ class LeavingAction(CountAction):
         return do
 
 
-class LeavingObservation(CountObservation):
-    """It leaves when it is serialized."""
+class Serialized(BaseModel):
+    """Leaves when it is serialized."""
 
     how: str = ""
 
@@ -80,16 +79,12 @@ class LeavingObservation(CountObservation):
         return how
 
 
-class LeavingState(State):
-    """It leaves when it is serialized."""
+class LeavingObservation(Serialized, CountObservation):
+    pass
 
-    how: str = ""
 
-    @field_serializer("how")
-    def _leaves(self, how: str) -> str:
-        if how:
-            leave(how)
-        return how
+class LeavingState(Serialized, State):
+    pass
 
 
 class Leaving:
@@ -267,7 +262,7 @@ def test_http_routes_answer_what_leaves(how: str, environment: type[Any]) -> Non
         assert client.post("/step", json={"action": {}}).json()["observation"]["n"] == 7
 
 
-class LeavingTools(MCPEnvironment):
+class LeavingTools(ToolsEnvironment):
     """Tools that leave in a function, in a coroutine, in a task of their own, and while they are listed."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -292,16 +287,6 @@ class LeavingTools(MCPEnvironment):
             return 42
 
         super().__init__(server)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
-        return Observation(done=False, reward=0.0)
-
-    def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Observation:
-        return Observation()
-
-    @property
-    def state(self) -> State:
-        return State(episode_id="tools", step_count=0)
 
 
 class ServerOnly(CountEnvironment):

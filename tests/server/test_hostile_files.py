@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from errata_protocol.errors import InvalidRequest, SandboxUnavailable
 from errata_server.log import JsonLines
 from errata_server.sandbox import registry
 
+from ..hostile_files import make_socket, make_sparse
 from .command_line import Command, Parameter, all_commands, assert_harmless, run
 
 READ = {"path", "file", "file...", "dir", "plan.toml"}
@@ -83,21 +83,6 @@ SUFFIXES = {"swe grade --dataset": (".jsonl", ".json", ".parquet"), "swe grade -
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b\u202e"
 
 
-def _socket(path: Path) -> None:
-    place = Path.cwd()
-    os.chdir(path.parent)  # the name of a socket has 107 bytes at most
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
-    finally:
-        os.chdir(place)
-
-
-def _sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(8 * 1024**3)
-
-
 def _holding(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
     def made(path: Path) -> None:
         (path / name).parent.mkdir(parents=True)
@@ -115,12 +100,12 @@ HEADER = b'{"record":"bundle","format":"errata-bundle","version":1,"created":1,"
 HOSTILE: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: None,
     "fifo": os.mkfifo,
-    "socket": _socket,
+    "socket": make_socket,
     "directory": Path.mkdir,
     "device": lambda path: path.symlink_to("/dev/zero"),
     "terminal": lambda path: path.symlink_to("/dev/tty"),
     "loop": lambda path: path.symlink_to(path.name),
-    "sparse": _sparse,
+    "sparse": make_sparse,
     "empty": _content(b""),
     "zeros": _content(bytes(100_000)),
     "not utf-8": _content(b'{"a": "\xff"}\n' * 10),
