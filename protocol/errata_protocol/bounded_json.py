@@ -34,7 +34,7 @@ def decode(data: bytes | str, max_depth: int = MAX_DEPTH) -> Any:
         raise ValueError(f"it is nested deeper than {max_depth} levels") from None
     if text.count("[") + text.count("{") > max_depth and deeper_than(value, max_depth):
         raise ValueError(f"it is nested deeper than {max_depth} levels")
-    if _MAYBE_INFINITE.search(text) and any(isinstance(one, float) and math.isinf(one) for one in _values(value)):
+    if may_be_infinite(text) and has_infinity(value):
         raise ValueError("it holds a number that is beyond what a double holds")
     return value
 
@@ -52,13 +52,19 @@ def deeper_than(value: Any, levels: int) -> bool:
     return True
 
 
-def _values(value: Any) -> Iterator[Any]:
-    """Yield a value and all that it holds."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        yield one
-        waiting.extend(_members(one))
+def may_be_infinite(text: str) -> bool:
+    """Return whether JSON text may hold a number that a double cannot hold; False is certain."""
+    return _MAYBE_INFINITE.search(text) is not None
+
+
+def has_infinity(value: Any) -> bool:
+    """Return whether a decoded value is or holds an infinite number."""
+    level = [value]
+    while level:
+        if any(isinstance(found, float) and math.isinf(found) for found in level):
+            return True
+        level = [inner for outer in level for inner in _members(outer) if isinstance(inner, dict | list | float)]
+    return False
 
 
 def _members(value: Any) -> Iterator[Any]:
@@ -67,9 +73,14 @@ def _members(value: Any) -> Iterator[Any]:
     return iter(value if isinstance(value, list) else ())
 
 
-def _no_constant(name: str) -> None:
+def no_constant(name: str) -> None:
+    """Refuse NaN and infinities, which are no JSON, as ``parse_constant`` of Python's decoder.
+
+    Raises:
+        ValueError: Always.
+    """
     raise ValueError(f"{name} is not JSON")
 
 
 # json.loads would make a decoder for each call.
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(parse_constant=no_constant)

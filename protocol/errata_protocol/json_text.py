@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 from pydantic_core import to_json, to_jsonable_python
 
+from .bounded_json import no_constant
+
 MAX_DEPTH = 254
 """Most levels of objects and arrays that are written: pydantic's limit, and a quarter of what the standard library and
 msgspec read."""
@@ -63,7 +65,7 @@ def encode(value: Any, *, finite: bool = False) -> bytes:
         text = to_json(_with_text(value, 1), inf_nan_mode=mode, serialize_unknown=False)
     # One byte is found by memchr, in a tenth of the time; most texts have no capital N or I.
     if finite and ((text.find(b"N") >= 0 and b"NaN" in text) or (text.find(b"I") >= 0 and b"Infinity" in text)):
-        json.loads(text, parse_constant=_no_constant)  # unless it stands in a string
+        json.loads(text, parse_constant=no_constant)  # unless it stands in a string
     # A run of digits that is too long holds two neighbours of a sparse sample; most texts need no other search.
     sampled = text[:: MAX_DIGITS // 2]
     if _TWO_DIGITS.search(sampled) and _LONG.search(text) and _LONG.search(_STRINGS.sub(b'""', text)):
@@ -117,10 +119,6 @@ def _with_text(value: Any, level: int) -> Any:
         return value
     plain = to_jsonable_python(value, inf_nan_mode="constants", serialize_unknown=False)  # a model, a path, a date
     return plain if plain is value else _with_text(plain, level)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def depth(text: bytes) -> int:

@@ -149,3 +149,10 @@ async def test_a_large_mux_frame_of_too_many_values_is_refused_whole() -> None:
             and answer["data"]["code"] == "FRAME_TOO_LARGE"
             and "JSON values" in answer["data"]["message"]
         )
+
+
+@pytest.mark.parametrize("text", ["1e999", "[1e999]", '{"a": [1e999]}'])
+@pytest.mark.parametrize("blanks", [0, 70_000])
+def test_a_number_beyond_a_double_is_refused_however_long_the_text(text: str, blanks: int) -> None:
+    with pytest.raises(Refused, match="beyond what a double holds"):
+        parse_json({"text": text + " " * blanks}, 10**6)

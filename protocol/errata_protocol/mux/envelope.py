@@ -32,6 +32,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from ..bounded_json import no_constant
 from ..errors import FrameTooLarge, InvalidEnvelope, RemoteProtocolError, Unparsable
 from ..json_text import cut_out, depth, elements, has_surrogates
 from ..names import SESSION
@@ -201,15 +202,11 @@ def _read_with_halves(frame: bytes, array: bool, error: msgspec.DecodeError) -> 
     try:
         if not has_surrogates(frame):
             raise ValueError("there is another reason")
-        json.loads(frame.decode(), parse_constant=_no_constant, parse_int=str)
+        json.loads(frame.decode(), parse_constant=no_constant, parse_int=str)
         texts = elements(frame) if array else [frame]
     except (ValueError, RecursionError) as refused:
         raise Unparsable(f"the frame is not JSON: {error}") from refused
     return [_read_element(text) for text in texts]
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _read_element(element: bytes) -> Element:

@@ -42,7 +42,7 @@ from .input_errors import bounded_errors, error_json
 from .json_rpc import parse_rpc
 from .mcp import McpDoor
 from .session_socket import SocketDoor
-from .strict_json import parse_any_object
+from .strict_json import parse_object_async
 
 log = logging.getLogger("errata.ws")
 
@@ -98,7 +98,7 @@ class PlainSocket(SocketDoor):
 
     async def _answer(self, session: Session, message: Message) -> bytes | None:
         try:
-            frame = await parse_any_object(message, self._sessions.runtime.settings.max_frame)
+            frame = await parse_object_async(message, self._sessions.runtime.settings.max_frame)
             return await self._dispatch(session, frame)
         except ValidationError as error:
             return _error_frame(

@@ -5,26 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import to_json
 
+from errata_protocol.bounded_json import MAX_DEPTH, deeper_than, has_infinity, may_be_infinite, no_constant
 from errata_protocol.errors import CallerError, InvalidRequest
 
 from .asgi_extensions import Unread
-
-MAX_DEPTH = 256
-"""Deepest nesting of a frame: far deeper than any action, and shallow enough for every decoder and validator."""
 
 _INLINE = 1024**2
 """Length of a message up to which it is parsed on the event loop."""
 
 _LONG = 64 * 1024
 """Characters of a text above which its values are looked at instead, of which there are fewer."""
-
-_MAYBE_INFINITE = re.compile(r"[eE]\+?0*[1-9]\d\d|\d{100}")
 
 
 class Refused(CallerError):
@@ -53,8 +48,12 @@ def parse_object(message: Mapping[str, Any], max_frame: int) -> dict[str, Any]:
     return frame
 
 
-async def parse_any_object(message: Mapping[str, Any], max_frame: int) -> dict[str, Any]:
-    """Return what `parse_object` does; a long message is parsed in a thread, where others run between its parts."""
+async def parse_object_async(message: Mapping[str, Any], max_frame: int) -> dict[str, Any]:
+    """As `parse_object`, in a thread for a message over 1 MiB.
+
+    The decoder calls Python once for each object, so the event loop gets turns between objects, but not inside one
+    array.
+    """
     if len(message.get("text") or message.get("bytes") or b"") <= _INLINE:
         return parse_object(message, max_frame)
     return await asyncio.to_thread(parse_object, message, max_frame)
@@ -99,33 +98,16 @@ def parse_json(message: Mapping[str, Any], max_frame: int) -> Any:
         raise Refused("Invalid JSON: nested too deeply", "INVALID_JSON") from error
     except ValueError as error:
         raise Refused(f"Invalid JSON: {error}", "INVALID_JSON") from error
-    if _has_infinity(frame) if len(text) > _LONG else _MAYBE_INFINITE.search(text):
+    if has_infinity(frame) if len(text) > _LONG else may_be_infinite(text):
         try:
             json.loads(text, parse_float=_finite)
         except ValueError as error:
             raise Refused(f"Invalid JSON: {error}", "INVALID_JSON") from error
-    if text.count("{") + text.count("[") > MAX_DEPTH and _deeper_than(frame, MAX_DEPTH):
+    if text.count("{") + text.count("[") > MAX_DEPTH and deeper_than(frame, MAX_DEPTH):
         raise Refused(f"Invalid JSON: nested deeper than {MAX_DEPTH} levels", "INVALID_JSON")
     if _maybe_surrogates(text):
         _refuse_surrogates(frame)
     return frame
-
-
-def _has_infinity(value: Any) -> bool:
-    """Return whether a decoded value has a number that is infinite; `parse_constant` has refused those by name."""
-    level = [value]
-    while level:
-        inner = [
-            found
-            for outer in level
-            if isinstance(outer, dict | list)
-            for found in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(found, dict | list | float)
-        ]
-        if any(isinstance(found, float) and math.isinf(found) for found in inner):
-            return True
-        level = inner
-    return False
 
 
 def _maybe_surrogates(text: str) -> bool:
@@ -138,34 +120,11 @@ def _maybe_surrogates(text: str) -> bool:
         return True
 
 
-def _deeper_than(value: Any, levels: int) -> bool:
-    """Return whether a container is nested in more than ``levels`` others; the outermost one is in none.
-
-    Not recursive: recursion limits differ between Python versions.
-    """
-    level = [value]
-    for _ in range(levels + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("a key stands twice in one object")
     return made
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:
@@ -176,7 +135,7 @@ def _finite(text: str) -> float:
 
 
 # json.loads would make a decoder for each call.
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=no_constant)
 
 
 def _refuse_surrogates(frame: Any) -> None:
