@@ -25,7 +25,7 @@ MAX_DIGITS = 308
 """Most digits of an integer that is written: with more, it may be beyond what a double holds."""
 
 MAX_TOKENS = 100_000
-"""Most brackets, and commas and colons outside of them, that `elements` and `cut_out` look at: some 50 ms."""
+"""Most tokens that `elements` and `cut_out` look at: every bracket, and the commas and colons of the outermost value."""
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _STRINGS = re.compile(_STRING, re.DOTALL)

@@ -31,6 +31,7 @@ from errata_protocol.json_path import every_item, written
 from errata_protocol.payload import semantic_sha256, without_fields
 
 from ..concurrency.procedures import run
+from ..concurrency.slots import Share
 from ..environments.host import EnvHost
 from ..ids import name_of
 from ..journal.base import DeliveryRow
@@ -231,7 +232,7 @@ class Reexecution:
             ) from error
         except (EnvironmentFailed, EnvironmentOutputInvalid) as error:
             now = error
-        found = await self._found_differences(row, now)
+        found = await self._found_differences(row, now, host.share)
         if found:
             path = found[0].where
             raise NotRepeatable(
@@ -241,7 +242,7 @@ class Reexecution:
                 path=path,
             )
 
-    async def _found_differences(self, row: DeliveryRow, now: Executed | ErrataError) -> list[Difference]:
+    async def _found_differences(self, row: DeliveryRow, now: Executed | ErrataError, share: Share) -> list[Difference]:
         """Compare two answers, large ones in a worker process."""
         if isinstance(now, ErrataError):
             return _differences(row, now)
@@ -249,8 +250,6 @@ class Reexecution:
             return []
         if len(row.payload) + len(now.row.payload) <= INLINE_BYTES:
             return _differences(row, now.row)
-        session = await self._runtime.store.session(row.sid)
-        share = ((session and session.principal) or "", row.sid)
         return await WORKERS.call("an answer of the episode", _differences, row, now.row, share=share)
 
     def _advice(self, row: DeliveryRow, found: list[Difference]) -> str:
