@@ -25,7 +25,7 @@ MAX_DIGITS = 308
 """Most digits of an integer that is written: with more, it may be beyond what a double holds."""
 
 MAX_TOKENS = 100_000
-"""Most tokens that `elements` and `cut_out` look at: every bracket, and the commas and colons of the outermost value."""
+"""Most tokens that `elements` and `cut_out` read: every bracket, and commas and colons of the outermost value."""
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _STRINGS = re.compile(_STRING, re.DOTALL)
