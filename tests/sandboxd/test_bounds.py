@@ -247,15 +247,7 @@ def test_slow_calls_of_one_owner_do_not_hold_up_another(
     attacker: Attacker, neighbour: Attacker, engine: FakeEngine
 ) -> None:
     theirs, mine = engine.add_container("two"), engine.add_container("one")
-    release, entered = threading.Event(), threading.Semaphore(0)
-
-    def before(target: str) -> None:
-        if theirs in target:
-            entered.release()
-            release.wait(120)
-
-    engine.before = before
-    with ThreadPoolExecutor(24) as pool:
+    with ThreadPoolExecutor(24) as pool, engine.held(theirs) as entered:
         slow = [pool.submit(neighbour.call, "inspect", container=theirs, changes=True) for _ in range(24)]
         slow += [pool.submit(neighbour.call, "inspect", container=theirs) for _ in range(24)]
         assert entered.acquire(timeout=120)
@@ -268,8 +260,7 @@ def test_slow_calls_of_one_owner_do_not_hold_up_another(
         assert attacker.ok("copy_out", container=made, path="/x", max_bytes=MIB)["size"] == 1
         attacker.ok("remove", container=made)
         assert not any(one.done() for one in slow)
-        release.set()
-        assert all("ok" in one.result(120) for one in slow)
+    assert all("ok" in one.result() for one in slow)
 
 
 def test_silent_connections_leave_room_for_the_next(attacker: Attacker, neighbour: Attacker) -> None:
@@ -306,23 +297,14 @@ def test_a_full_broker_refuses_and_says_so(serve: Serve, place: Path, engine: Fa
     serve("few", connections=2)
     few = Attacker(place / "few")
     mine = engine.add_container("few")
-    release, entered = threading.Event(), threading.Semaphore(0)
-
-    def before(target: str) -> None:
-        if mine in target:
-            entered.release()
-            release.wait(120)
-
-    engine.before = before
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, engine.held(mine) as entered:
         running = [pool.submit(few.call, "inspect", container=mine) for _ in range(2)]
         for _ in running:
             assert entered.acquire(timeout=120)
         for _ in range(20):
             assert few.code("ping") == "busy"
             assert few.code("copy_in", container=mine, data=bytes(4 * MIB)) == "busy", "also who still sends reads it"
-        release.set()
-        assert all("ok" in one.result(120) for one in running)
+    assert all("ok" in one.result() for one in running)
     assert few.ok("ping")["engine"] == "fake"
 
 
@@ -332,16 +314,9 @@ def test_a_full_broker_refuses_and_says_so(serve: Serve, place: Path, engine: Fa
 def test_requests_that_run_are_answered_before_the_broker_ends(serve: Serve, place: Path, engine: FakeEngine) -> None:
     ending = serve("ending")
     client, mine = Attacker(place / "ending"), engine.add_container("ending")
-    release, entered = threading.Event(), threading.Event()
-
-    def before(target: str) -> None:
-        entered.set()
-        release.wait(120)
-
-    engine.before = before
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, engine.held(mine) as entered:
         running = pool.submit(client.call, "commit", container=mine, facts={})
-        assert entered.wait(120)
+        assert entered.acquire(timeout=120)
         waiting = client.connected()  # it has not sent its request yet
         ended = pool.submit(ending.end, 120.0)
         while (place / "ending").exists():
@@ -349,9 +324,8 @@ def test_requests_that_run_are_answered_before_the_broker_ends(serve: Serve, pla
         with pytest.raises(FileNotFoundError):
             client.connected()
         assert not running.done() and not ended.done()
-        release.set()
-        assert "ok" in running.result(120)
-        ended.result(120)
+    assert "ok" in running.result()
+    ended.result()
     waiting.sendall(b'{"do": "ping"}\n')
     assert json.loads(waiting.makefile("rb").read())["error"]["code"] == "busy"
     waiting.close()
