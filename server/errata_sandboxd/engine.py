@@ -88,8 +88,9 @@ class Engine:
         self._creating = threading.Lock()
 
     @contextlib.contextmanager
-    def _api(self, timeout_s: float = QUICK_S) -> Iterator[Any]:
+    def _api(self, timeout_s: float | None = None) -> Iterator[Any]:
         """Yield an SDK client for one call, limiting concurrent calls and converting errors; see `map_errors`."""
+        timeout_s = QUICK_S if timeout_s is None else timeout_s
         with self._place(self._calls, timeout_s), map_errors(timeout_s):
             api = EngineClient(base_url=self.policy.engine, version="1.41", timeout=timeout_s)
             try:
@@ -238,7 +239,7 @@ class Engine:
             raise unknown
         return found
 
-    def _call(self, container: str, call: Callable[[Any], Any], timeout_s: float = QUICK_S) -> Any:
+    def _call(self, container: str, call: Callable[[Any], Any], timeout_s: float | None = None) -> Any:
         with self._api(timeout_s) as api:
             self._own(api, container)
             return call(api)
@@ -277,7 +278,7 @@ class Engine:
             changes: Also return its changed paths, each with the engine's kind: 0 modified, 1 added, 2 deleted.
         """
         heavy = self.copying() if changes else contextlib.nullcontext()
-        with heavy, self._api(60.0 if changes else QUICK_S) as api:
+        with heavy, self._api(60.0 if changes else None) as api:
             state = self._own(api, container)
             answer = {
                 "running": bool(state["State"]["Running"]),

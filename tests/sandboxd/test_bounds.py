@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from errata_sandboxd import cli, engine_client, lines, service
+from errata_sandboxd import engine as broker_engine
 from errata_sandboxd.service import Service
 from errata_sandboxd.spool import Spool
 
+from ..machine_speed import SLOWDOWN
 from .attacker import Attacker
 from .fake_engine import FakeEngine
 
@@ -244,13 +246,17 @@ def test_a_line_is_bounded(attacker: Attacker, sent: bytes, code: str) -> None:
 
 
 def test_slow_calls_of_one_owner_do_not_hold_up_another(
-    attacker: Attacker, neighbour: Attacker, engine: FakeEngine
+    attacker: Attacker, neighbour: Attacker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(broker_engine, "QUICK_S", 30.0 * SLOWDOWN)
     theirs, mine = engine.add_container("two"), engine.add_container("one")
-    with ThreadPoolExecutor(24) as pool, engine.held(theirs) as entered:
+    with ThreadPoolExecutor(48) as pool, engine.held(theirs) as entered:
         slow = [pool.submit(neighbour.call, "inspect", container=theirs, changes=True) for _ in range(24)]
+        for _ in range(broker_engine._COPIES_AT_ONCE):
+            assert entered.acquire(timeout=120)
         slow += [pool.submit(neighbour.call, "inspect", container=theirs) for _ in range(24)]
-        assert entered.acquire(timeout=120)
+        for _ in range(broker_engine._AT_ONCE - broker_engine._COPIES_AT_ONCE):
+            assert entered.acquire(timeout=120), "all places of their owner are taken"
         engine.add_image("errata/base:default")
         assert attacker.ok("inspect", container=mine, changes=True)["running"]
         assert attacker.ok("ping")["engine"] == "fake"
