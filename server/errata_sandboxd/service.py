@@ -54,6 +54,8 @@ class Connection(socketserver.BaseRequestHandler):
         try:
             with service.idle(self):
                 verb, arguments = self.lines.request(time.monotonic() + REQUEST_S, check_request)
+            if self.evicted:
+                raise Disconnected  # it was told to try again: nothing of it may run
             with service.request_slot():
                 answer = self._carry_out(verb, arguments)
                 self.lines.send({"ok": answer})

@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from errata_sandboxd import cli, engine_client, lines, service
 from errata_sandboxd import engine as broker_engine
+from errata_sandboxd.schema import Refused, check_request
 from errata_sandboxd.service import Service
 from errata_sandboxd.spool import Spool
 
@@ -280,6 +282,41 @@ def test_silent_connections_leave_room_for_the_next(attacker: Attacker, neighbou
     finally:
         for link in silent:
             link.close()
+
+
+def test_a_program_whose_connection_was_evicted_is_not_started(
+    attacker: Attacker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = engine.add_container("one")
+
+    def evicting(request: Any) -> tuple[str, dict[str, Any]]:
+        """Open one connection more than are allowed, once the line of an exec has arrived."""
+        checked = check_request(request)
+        if checked[0] == "exec":
+            attacker.raw(b"x" * (lines.MAX_REQUEST + 65537))
+        return checked
+
+    monkeypatch.setattr(service, "IDLE", 1)
+    monkeypatch.setattr(service, "check_request", evicting)
+    assert attacker.code("exec", container=mine, argv=["cat"], timeout_s=60) == "busy", "it is sent again"
+    assert not any("/exec" in target for target in engine.asked)
+
+
+@pytest.mark.parametrize("step", ["exec_status", "restart"])
+def test_a_program_that_was_started_is_never_called_busy(
+    attacker: Attacker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    mine = engine.add_container("one")
+
+    def without_place(*_: object) -> None:
+        raise Refused("busy", "all places were taken: try again")
+
+    monkeypatch.setattr(broker_engine.Engine, step, without_place)
+    timeout_s = 60.0 if step == "exec_status" else 0.01
+    if step == "restart":
+        monkeypatch.setattr(broker_engine.Engine, "exec_status", lambda *_: None)
+    assert attacker.code("exec", container=mine, argv=["cat"], timeout_s=timeout_s) == "deadline"
+    assert sum(target.endswith("/start") for target in engine.asked) == 1
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"do": "pi'])
