@@ -374,6 +374,28 @@ def test_requests_that_run_are_answered_before_the_broker_ends(serve: Serve, pla
     waiting.close()
 
 
+@pytest.mark.parametrize(("failure", "code"), [(Refused("conflict", "no"), "conflict"), (KeyError(), "engine_failed")])
+def test_a_request_runs_until_its_error_is_sent(
+    serve: Serve, place: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
+) -> None:
+    ending = serve("ending")
+    found_running: list[bool] = []
+    send = lines.Lines.send
+
+    def fail(_: object) -> None:
+        raise failure
+
+    def ending_first(self: lines.Lines, message: dict[str, Any], until: float | None = None) -> None:
+        ending.end(0.0)
+        found_running.append(ending.ending.is_set())
+        send(self, message, until)
+
+    monkeypatch.setattr(broker_engine.Engine, "ping", fail)
+    monkeypatch.setattr(lines.Lines, "send", ending_first)
+    assert Attacker(place / "ending").code("ping") == code
+    assert found_running == [True], "else the process may end before the client has its answer"
+
+
 def test_a_program_that_does_not_end_is_killed_when_the_broker_ends(
     serve: Serve, place: Path, engine: FakeEngine
 ) -> None:
