@@ -113,8 +113,8 @@ class Connection(socketserver.BaseRequestHandler):
     def _copy_out(self, container: str, path: str, max_bytes: int) -> dict[str, Any]:
         """Send an archive of a path.
 
-        What the client does not read at once is kept, so a slow client does not occupy the engine; and one that has
-        enough after the first bytes ends it.
+        What the client does not read at once is kept, so a slow client does not occupy the engine. A client may close
+        the connection once it has read enough.
         """
         engine = self.server.engine
         most = min(max_bytes, engine.policy.copy_out_bytes)
