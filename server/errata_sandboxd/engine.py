@@ -88,8 +88,9 @@ class Engine:
         self._creating = threading.Lock()
 
     @contextlib.contextmanager
-    def _api(self, timeout_s: float = QUICK_S) -> Iterator[Any]:
+    def _api(self, timeout_s: float | None = None) -> Iterator[Any]:
         """Yield an SDK client for one call, limiting concurrent calls and converting errors; see `map_errors`."""
+        timeout_s = QUICK_S if timeout_s is None else timeout_s
         with self._place(self._calls, timeout_s), map_errors(timeout_s):
             api = EngineClient(base_url=self.policy.engine, version="1.41", timeout=timeout_s)
             try:
@@ -216,12 +217,15 @@ class Engine:
         tags, digests = found.get("RepoTags") or (), found.get("RepoDigests") or ()
         if not image.startswith("sha256:"):
             return found if Reference.parse(image).is_carried_by(tags, digests) else None
-        own = ((found.get("Config") or {}).get("Labels") or {}).get(LABEL) == self.owner
-        return found if found["Id"] == image and (own or any(map(self._allows, tags))) else None
+        return found if found["Id"] == image and (self._is_own(found) or any(map(self._allows, tags))) else None
 
     @property
     def _label_filter(self) -> dict[str, Any]:
         return {"label": f"{LABEL}={self.owner}"}
+
+    def _is_own(self, found: dict[str, Any]) -> bool:
+        """Return whether a container or image, as the engine describes it, has this owner's label."""
+        return bool(((found.get("Config") or {}).get("Labels") or {}).get(LABEL) == self.owner)
 
     def _own(self, api: Any, container: str) -> dict[str, Any]:
         """Return the engine's description of a container of this owner.
@@ -234,11 +238,11 @@ class Engine:
             found: dict[str, Any] = api.inspect_container(container)
         except errors.NotFound:
             raise unknown from None
-        if found["Id"] != container or (found["Config"].get("Labels") or {}).get(LABEL) != self.owner:
+        if found["Id"] != container or not self._is_own(found):
             raise unknown
         return found
 
-    def _call(self, container: str, call: Callable[[Any], Any], timeout_s: float = QUICK_S) -> Any:
+    def _call(self, container: str, call: Callable[[Any], Any], timeout_s: float | None = None) -> Any:
         with self._api(timeout_s) as api:
             self._own(api, container)
             return call(api)
@@ -277,7 +281,7 @@ class Engine:
             changes: Also return its changed paths, each with the engine's kind: 0 modified, 1 added, 2 deleted.
         """
         heavy = self.copying() if changes else contextlib.nullcontext()
-        with heavy, self._api(60.0 if changes else QUICK_S) as api:
+        with heavy, self._api(60.0 if changes else None) as api:
             state = self._own(api, container)
             answer = {
                 "running": bool(state["State"]["Running"]),
@@ -296,7 +300,7 @@ class Engine:
 
     def list(self) -> dict[str, Any]:
         """Return all containers and layers of this owner."""
-        filters = json.dumps({"label": [f"{LABEL}={self.owner}"]})
+        filters = docker.utils.convert_filters(self._label_filter)
         with self.copying(), self._api() as api:
             containers = api.read_list("/containers/json", all=1, filters=filters)
             images = api.read_list("/images/json", all=1, filters=filters)
@@ -333,8 +337,7 @@ class Engine:
                 found = api.inspect_image(image)
             except errors.NotFound:
                 raise Refused("unknown", f"no layer {image[:19]} of {self.owner}") from None
-            labels = (found.get("Config") or {}).get("Labels") or {}
-            if found["Id"] != image or labels.get(LABEL) != self.owner or found.get("RepoTags"):
+            if found["Id"] != image or not self._is_own(found) or found.get("RepoTags"):
                 raise Refused("unknown", f"no layer {image[:19]} of {self.owner}")
             api.remove_image(image, force=False, noprune=True)
         return {}

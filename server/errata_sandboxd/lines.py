@@ -33,8 +33,8 @@ class Lines:
 
     Args:
         socket: The connection, blocking.
-        parsing: Held while a line is parsed. A line of brackets becomes twenty times as many bytes: of the lines of one
-            owner, no two are there at one time.
+        parsing: Held while a line is parsed. Parsed, a line of brackets takes twenty times its bytes, so an owner's
+            lines are parsed one after another.
     """
 
     def __init__(self, socket: socket.socket, parsing: threading.Lock) -> None:

@@ -21,9 +21,9 @@ LONGEST_REFERENCE = 512
 _DOMAIN_PART = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
 _DOMAIN = rf"{_DOMAIN_PART}(?:\.{_DOMAIN_PART})*(?::[0-9]{{1,5}})?"
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _REFERENCE = re.compile(
-    rf"(?P<name>(?:{_DOMAIN}/)?{_PART}(?:/{_PART})*)(?::(?P<tag>{TAG}))?(?:@(?P<digest>{LAYER}))?", re.ASCII
+    rf"(?P<name>(?:{_DOMAIN}/)?{_PART}(?:/{_PART})*)(?::(?P<tag>{_TAG}))?(?:@(?P<digest>{LAYER}))?", re.ASCII
 )
 _LONGEST_NAME = 255
 _DEFAULT_DOMAINS = ("docker.io", "index.docker.io")

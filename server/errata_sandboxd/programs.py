@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from .engine import Engine
@@ -21,6 +22,17 @@ _FAST_BYTES, _SLOW_BYTES_PER_S = 16 * 1024**2, 32 * 1024**2
 """After the first bytes output is read at a limited rate: `yes` prints 2 GB/s, and reading that would use a core."""
 _LOOK_S = 1.0
 """How often a program that says nothing looks whether the broker is ending."""
+
+
+@contextlib.contextmanager
+def _started() -> Iterator[None]:
+    """Convert ``busy`` to ``deadline``: a client sends what was refused as ``busy`` again, and this program has run."""
+    try:
+        yield
+    except Refused as error:
+        if error.code != "busy":
+            raise
+        raise Refused("deadline", f"the program was started and its end is not known: {error.message}") from error
 
 
 class Exec:
@@ -70,21 +82,22 @@ class Exec:
         """
         name, link, rest = self._engine.exec_start(self._container, self._argv, root=self._root)
         status, self._until = None, time.monotonic() + self._timeout_s
-        try:
-            with link:
-                link.setblocking(False)
-                try:
-                    why = self._relay(link, rest)
-                except TimeoutError:
-                    why = "timeout"
-            if why == "exit":
-                status = self._status(name)
-                why = "timeout" if status is None else why
-        except BaseException:
-            self._kill()
-            raise
-        if why != "exit":
-            self._kill()
+        with _started():
+            try:
+                with link:
+                    link.setblocking(False)
+                    try:
+                        why = self._relay(link, rest)
+                    except TimeoutError:
+                        why = "timeout"
+                if why == "exit":
+                    status = self._status(name)
+                    why = "timeout" if status is None else why
+            except BaseException:
+                self._kill()
+                raise
+            if why != "exit":
+                self._kill()
         return {"ended": why, "exit": status}
 
     def _relay(self, link: socket.socket, rest: bytes) -> str:

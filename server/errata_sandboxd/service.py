@@ -46,34 +46,41 @@ class Connection(socketserver.BaseRequestHandler):
     def setup(self) -> None:
         self.lines = Lines(self.request, self.server.parsing)
         self.evicted = False
+        self.verb, self.outcome = "?", "ok"
 
     def handle(self) -> None:
         """Read the request, carry it out, send the answer or error, and log it."""
-        began, verb, outcome = time.monotonic(), "?", "ok"
-        service = self.server
-        try:
+        began, service = time.monotonic(), self.server
+        with self._errors_sent():
             with service.idle(self):
-                verb, arguments = self.lines.request(time.monotonic() + REQUEST_S, check_request)
-            with service.request_slot():
-                answer = self._carry_out(verb, arguments)
-                self.lines.send({"ok": answer})
-        except Refused as error:
-            outcome = error.code
-            self._send_error(error.code, error.message)
-        except Disconnected:
-            outcome = "gone"
+                self.verb, arguments = self.lines.request(time.monotonic() + REQUEST_S, check_request)
             if self.evicted:
-                outcome = "busy"
-                self._send_error("busy", f"{IDLE} other connections wait for a request: try again")
-        except Exception as error:
-            outcome = "failed"
-            log.exception("%s failed", verb)
-            self._send_error("engine_failed", f"{type(error).__name__}: {error}")
+                raise Disconnected  # it was told to try again: nothing of it may run
+            with service.request_slot(), self._errors_sent():  # `end` waits until an error is sent, too
+                self.lines.send({"ok": self._carry_out(self.verb, arguments)})
         took = time.monotonic() - began
-        log.info("%s %s %s %.0f ms", service.engine.owner, verb, outcome, took * 1000)
-        if outcome != "gone":
+        log.info("%s %s %s %.0f ms", service.engine.owner, self.verb, self.outcome, took * 1000)
+        if self.outcome != "gone":
             with service.idle(self):
                 self.lines.finish()
+
+    @contextlib.contextmanager
+    def _errors_sent(self) -> Iterator[None]:
+        """Send the client the error that is raised inside."""
+        try:
+            yield
+        except Refused as error:
+            self.outcome = error.code
+            self._send_error(error.code, error.message)
+        except Disconnected:
+            self.outcome = "gone"
+            if self.evicted:
+                self.outcome = "busy"
+                self._send_error("busy", f"{IDLE} other connections wait for a request: try again")
+        except Exception as error:
+            self.outcome = "failed"
+            log.exception("%s failed", self.verb)
+            self._send_error("engine_failed", f"{type(error).__name__}: {error}")
 
     def _send_error(self, code: str, message: str) -> None:
         with contextlib.suppress(Disconnected):
@@ -106,8 +113,8 @@ class Connection(socketserver.BaseRequestHandler):
     def _copy_out(self, container: str, path: str, max_bytes: int) -> dict[str, Any]:
         """Send an archive of a path.
 
-        What the client does not read at once is kept, so a slow client does not occupy the engine; and one that has
-        enough after the first bytes ends it.
+        What the client does not read at once is kept, so a slow client does not occupy the engine. A client may close
+        the connection once it has read enough.
         """
         engine = self.server.engine
         most = min(max_bytes, engine.policy.copy_out_bytes)

@@ -37,12 +37,14 @@ class Spool:
             most_bytes: Most bytes of this file.
             too_large: Message of the error if it gets more.
         """
-        with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as file:
-            made = SpoolFile(self, file, most_bytes, too_large)
-            try:
-                yield made
-            finally:
-                self.count(-made.size)
+        file = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed below
+        made = SpoolFile(self, file, most_bytes, too_large)
+        try:
+            yield made
+        finally:
+            self.count(-made.size)
+            with contextlib.suppress(OSError):  # of bytes that were not written yet, and are deleted
+                file.close()
 
     def count(self, size: int) -> None:
         """Add ``size`` bytes to those that are held.
@@ -57,7 +59,10 @@ class Spool:
 
 
 class SpoolFile:
-    """A temporary file whose bytes are counted; made by `Spool.file`."""
+    """A temporary file whose bytes are counted; made by `Spool.file`.
+
+    Every method raises `Refused` (``busy``) if the temporary directory is full, or cannot be used for another reason.
+    """
 
     def __init__(
         self, spool: Spool, file: tempfile.SpooledTemporaryFile[bytes], most_bytes: int, too_large: str
@@ -66,38 +71,56 @@ class SpoolFile:
         self._spool, self._file = spool, file
         self._most_bytes, self._too_large = most_bytes, too_large
         self._total = 0
+        self._failure: OSError | None = None
+
+    @contextlib.contextmanager
+    def _storage(self) -> Iterator[tempfile.SpooledTemporaryFile[bytes]]:
+        """Yield the file, converting its errors. After the first one its state is undefined, so it is not used again.
+
+        Seeking writes what is buffered, so that every operation can find the directory full.
+        """
+        if self._failure is None:
+            try:
+                yield self._file
+                return
+            except OSError as error:
+                self._failure = error
+        why = self._failure.strerror
+        raise Refused("busy", f"the broker has no room for a copy ({why}): try again later") from self._failure
 
     def write(self, data: bytes) -> int:
         """Append bytes.
 
         Raises:
             Refused: ``too_large``: more than this file may have were written to it. ``busy``: the owner's files
-                have too many, or the temporary directory is full.
+                have too many.
         """
         self._total += len(data)
         if self._total > self._most_bytes:
             raise Refused("too_large", self._too_large)
         self._spool.count(len(data))
         self.size += len(data)
-        try:
-            self._file.seek(0, 2)
-            return self._file.write(data)
-        except OSError as error:
-            raise Refused("busy", f"the broker has no room for a copy ({error.strerror}): try again later") from error
+        with self._storage() as file:
+            file.seek(0, 2)
+            return file.write(data)
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return up to ``size`` bytes from an offset."""
-        self._file.seek(offset)
-        return self._file.read(size)
+        with self._storage() as file:
+            file.seek(offset)
+            return file.read(size)
 
     def rewound(self) -> tempfile.SpooledTemporaryFile[bytes]:
         """Return the file at its beginning, for reading."""
-        self._file.seek(0)
-        return self._file
+        with self._storage() as file:
+            file.rollover()  # here, where its errors are converted: `requests` asks for a descriptor, which does it
+            file.seek(0)
+            return file
 
     def clear(self) -> None:
         """Drop the content. What was written before still counts towards this file's bound."""
-        self._file.seek(0)
-        self._file.truncate()
+        with self._storage() as file:
+            file.seek(0)
+            file.truncate()
         self._spool.count(-self.size)
         self.size = 0

@@ -74,6 +74,22 @@ class FakeEngine:
         }
         return made
 
+    @contextlib.contextmanager
+    def held(self, text: str) -> Iterator[threading.Semaphore]:
+        """Answer no request whose target has a text until the end; yield a semaphore that each of them releases."""
+        entered, release = threading.Semaphore(0), threading.Event()
+
+        def before(target: str) -> None:
+            if text in target:
+                entered.release()
+                release.wait(120)
+
+        self.before = before
+        try:
+            yield entered
+        finally:
+            release.set()
+
     def find_image(self, name: str) -> dict[str, Any] | None:
         """Return an image as an engine finds it: by id, the beginning of an id, a tag, or a digest."""
         bare = name.removeprefix("sha256:")

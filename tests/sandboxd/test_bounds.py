@@ -9,13 +9,17 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from errata_sandboxd import cli, engine_client, lines, service
+from errata_sandboxd import engine as broker_engine
+from errata_sandboxd.schema import Refused, check_request
 from errata_sandboxd.service import Service
 from errata_sandboxd.spool import Spool
 
+from ..machine_speed import SLOWDOWN
 from .attacker import Attacker
 from .fake_engine import FakeEngine
 
@@ -244,21 +248,17 @@ def test_a_line_is_bounded(attacker: Attacker, sent: bytes, code: str) -> None:
 
 
 def test_slow_calls_of_one_owner_do_not_hold_up_another(
-    attacker: Attacker, neighbour: Attacker, engine: FakeEngine
+    attacker: Attacker, neighbour: Attacker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(broker_engine, "QUICK_S", 30.0 * SLOWDOWN)
     theirs, mine = engine.add_container("two"), engine.add_container("one")
-    release, entered = threading.Event(), threading.Semaphore(0)
-
-    def before(target: str) -> None:
-        if theirs in target:
-            entered.release()
-            release.wait(120)
-
-    engine.before = before
-    with ThreadPoolExecutor(24) as pool:
+    with ThreadPoolExecutor(48) as pool, engine.held(theirs) as entered:
         slow = [pool.submit(neighbour.call, "inspect", container=theirs, changes=True) for _ in range(24)]
+        for _ in range(broker_engine._COPIES_AT_ONCE):
+            assert entered.acquire(timeout=120)
         slow += [pool.submit(neighbour.call, "inspect", container=theirs) for _ in range(24)]
-        assert entered.acquire(timeout=120)
+        for _ in range(broker_engine._AT_ONCE - broker_engine._COPIES_AT_ONCE):
+            assert entered.acquire(timeout=120), "all places of their owner are taken"
         engine.add_image("errata/base:default")
         assert attacker.ok("inspect", container=mine, changes=True)["running"]
         assert attacker.ok("ping")["engine"] == "fake"
@@ -268,8 +268,7 @@ def test_slow_calls_of_one_owner_do_not_hold_up_another(
         assert attacker.ok("copy_out", container=made, path="/x", max_bytes=MIB)["size"] == 1
         attacker.ok("remove", container=made)
         assert not any(one.done() for one in slow)
-        release.set()
-        assert all("ok" in one.result(120) for one in slow)
+    assert all("ok" in one.result() for one in slow)
 
 
 def test_silent_connections_leave_room_for_the_next(attacker: Attacker, neighbour: Attacker) -> None:
@@ -283,6 +282,41 @@ def test_silent_connections_leave_room_for_the_next(attacker: Attacker, neighbou
     finally:
         for link in silent:
             link.close()
+
+
+def test_a_program_whose_connection_was_evicted_is_not_started(
+    attacker: Attacker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = engine.add_container("one")
+
+    def evicting(request: Any) -> tuple[str, dict[str, Any]]:
+        """Open one connection more than are allowed, once the line of an exec has arrived."""
+        checked = check_request(request)
+        if checked[0] == "exec":
+            attacker.raw(b"x" * (lines.MAX_REQUEST + 65537))
+        return checked
+
+    monkeypatch.setattr(service, "IDLE", 1)
+    monkeypatch.setattr(service, "check_request", evicting)
+    assert attacker.code("exec", container=mine, argv=["cat"], timeout_s=60) == "busy", "it is sent again"
+    assert not any("/exec" in target for target in engine.asked)
+
+
+@pytest.mark.parametrize("step", ["exec_status", "restart"])
+def test_a_program_that_was_started_is_never_called_busy(
+    attacker: Attacker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    mine = engine.add_container("one")
+
+    def without_place(*_: object) -> None:
+        raise Refused("busy", "all places were taken: try again")
+
+    monkeypatch.setattr(broker_engine.Engine, step, without_place)
+    timeout_s = 60.0 if step == "exec_status" else 0.01
+    if step == "restart":
+        monkeypatch.setattr(broker_engine.Engine, "exec_status", lambda *_: None)
+    assert attacker.code("exec", container=mine, argv=["cat"], timeout_s=timeout_s) == "deadline"
+    assert sum(target.endswith("/start") for target in engine.asked) == 1
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"do": "pi'])
@@ -306,23 +340,14 @@ def test_a_full_broker_refuses_and_says_so(serve: Serve, place: Path, engine: Fa
     serve("few", connections=2)
     few = Attacker(place / "few")
     mine = engine.add_container("few")
-    release, entered = threading.Event(), threading.Semaphore(0)
-
-    def before(target: str) -> None:
-        if mine in target:
-            entered.release()
-            release.wait(120)
-
-    engine.before = before
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, engine.held(mine) as entered:
         running = [pool.submit(few.call, "inspect", container=mine) for _ in range(2)]
         for _ in running:
             assert entered.acquire(timeout=120)
         for _ in range(20):
             assert few.code("ping") == "busy"
             assert few.code("copy_in", container=mine, data=bytes(4 * MIB)) == "busy", "also who still sends reads it"
-        release.set()
-        assert all("ok" in one.result(120) for one in running)
+    assert all("ok" in one.result() for one in running)
     assert few.ok("ping")["engine"] == "fake"
 
 
@@ -332,16 +357,9 @@ def test_a_full_broker_refuses_and_says_so(serve: Serve, place: Path, engine: Fa
 def test_requests_that_run_are_answered_before_the_broker_ends(serve: Serve, place: Path, engine: FakeEngine) -> None:
     ending = serve("ending")
     client, mine = Attacker(place / "ending"), engine.add_container("ending")
-    release, entered = threading.Event(), threading.Event()
-
-    def before(target: str) -> None:
-        entered.set()
-        release.wait(120)
-
-    engine.before = before
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, engine.held(mine) as entered:
         running = pool.submit(client.call, "commit", container=mine, facts={})
-        assert entered.wait(120)
+        assert entered.acquire(timeout=120)
         waiting = client.connected()  # it has not sent its request yet
         ended = pool.submit(ending.end, 120.0)
         while (place / "ending").exists():
@@ -349,12 +367,33 @@ def test_requests_that_run_are_answered_before_the_broker_ends(serve: Serve, pla
         with pytest.raises(FileNotFoundError):
             client.connected()
         assert not running.done() and not ended.done()
-        release.set()
-        assert "ok" in running.result(120)
-        ended.result(120)
+    assert "ok" in running.result()
+    ended.result()
     waiting.sendall(b'{"do": "ping"}\n')
     assert json.loads(waiting.makefile("rb").read())["error"]["code"] == "busy"
     waiting.close()
+
+
+@pytest.mark.parametrize(("failure", "code"), [(Refused("conflict", "no"), "conflict"), (KeyError(), "engine_failed")])
+def test_a_request_runs_until_its_error_is_sent(
+    serve: Serve, place: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
+) -> None:
+    ending = serve("ending")
+    found_running: list[bool] = []
+    send = lines.Lines.send
+
+    def fail(_: object) -> None:
+        raise failure
+
+    def ending_first(self: lines.Lines, message: dict[str, Any], until: float | None = None) -> None:
+        ending.end(0.0)
+        found_running.append(ending.ending.is_set())
+        send(self, message, until)
+
+    monkeypatch.setattr(broker_engine.Engine, "ping", fail)
+    monkeypatch.setattr(lines.Lines, "send", ending_first)
+    assert Attacker(place / "ending").code("ping") == code
+    assert found_running == [True], "else the process may end before the client has its answer"
 
 
 def test_a_program_that_does_not_end_is_killed_when_the_broker_ends(
