@@ -20,7 +20,7 @@ class Refused(Exception):
 
     Args:
         code: ``invalid``, ``unknown``, ``image_missing``, ``image_refused``, ``not_running``, ``conflict``,
-            ``too_large``, ``engine_away``, ``engine_failed`` or ``deadline``.
+            ``too_large``, ``busy``, ``engine_away``, ``engine_failed`` or ``deadline``.
         message: What happened and what to do.
     """
 
