@@ -137,6 +137,10 @@ async def test_a_copy_is_made_again_until_it_has_begun(place: Path) -> None:
         with pytest.raises(BrokerRefused):
             await Broker(place / "second").copy_out("0" * 64, "/x", lambda _, piece: got.append(piece))
         assert got == [b"x", b"x"] and len(asked) == 1
+    async with scripted(place / "full", data + BUSY, data + ok) as asked:
+        with pytest.raises(BrokerRefused) as caught:
+            await Broker(place / "full").copy_out("0" * 64, "/x", lambda _, piece: got.append(piece))
+        assert caught.value.why == "engine_failed" and got == [b"x"] * 3 and len(asked) == 1
 
 
 async def test_other_errors_are_not_waited_for(place: Path) -> None:

@@ -166,6 +166,10 @@ class Broker:
                 return await _answer("copy_out", reader, pass_on)
             except StopReading:
                 return {}
+            except BrokerRefused as error:
+                if came and error.why == "busy":  # a disk that became full in the middle
+                    raise BrokerRefused("engine_failed", error.message) from error
+                raise
 
         # Again only while the sink has got nothing: it would get the beginning twice.
         return await self._ask("copy_out", LONG_S, arguments, talk, again=lambda: not came)
