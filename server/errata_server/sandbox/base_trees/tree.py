@@ -39,6 +39,7 @@ from typing import Any
 from errata_protocol.errors import SandboxUnavailable
 from errata_protocol.names import BASE, BASE_ID, InvalidName, Kind, shown
 
+from ...user_cache import user_cache
 from ..files import as_owner
 from ..files.walk import remove_tree
 from ..host.privileges import check_privileges
@@ -109,11 +110,17 @@ class BaseTree:
 
 
 def base_directories() -> list[Path]:
-    """Return the directories to search for trees; `build_base` writes to the first one."""
+    """Return the directories to search for trees; `build_base` writes to the first one.
+
+    They are ``ERRATA_BASE_DIR``, the user's cache, and ``/var/lib/errata/bases``, without what is not set or not there.
+    """
     configured = os.environ.get("ERRATA_BASE_DIR")
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    directories = [Path(cache) / "errata" / "bases", Path("/var/lib/errata/bases")]
-    return [Path(configured), *directories] if configured else directories
+    directories = [Path(configured)] if configured else []
+    try:
+        directories.append(user_cache() / "bases")
+    except SandboxUnavailable:
+        pass  # a user without a home directory has no trees there
+    return [*directories, Path("/var/lib/errata/bases")]
 
 
 def find_base(name: str = "default", named: Mapping[str, Path] | None = None) -> BaseTree:
