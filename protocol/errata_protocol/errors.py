@@ -127,6 +127,10 @@ class ErrataError(RuntimeError):
         self.message = message
         self.details = details
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # BaseException's own would call the class with the message alone, and many of them take other arguments.
+        return _restored, (type(self), self.message, self.__dict__)
+
     @property
     def info(self) -> CodeInfo:
         """The row of `CODES` for this error; for a code that this version does not know, that of its class."""
@@ -144,6 +148,13 @@ class ErrataError(RuntimeError):
             "code": self.code,
             **{name: _sent(value) for name, value in self.details.items()},
         }
+
+
+def _restored(cls: type[ErrataError], message: str, attributes: dict[str, Any]) -> ErrataError:
+    """Return an error as it was pickled or copied."""
+    error = cls.__new__(cls, message)
+    error.__dict__.update(attributes)
+    return error
 
 
 def _sent(value: Any) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "EPISODE",
     "INSTANCE",
     "LAYER",
+    "PACKAGE_FILE",
     "REPOSITORY",
     "SESSION",
     "InvalidName",
@@ -80,7 +81,7 @@ BASE_ID = _kind(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}",
 )
 LAYER = _kind("the id of a layer", "letters and digits, at most 64", r"[A-Za-z0-9]{1,64}")
-DIGEST_ID = _kind("the id of an image", "64 hexadecimal digits", r"[0-9a-f]{64}")
+DIGEST_ID = _kind("the digest of an image or a file", "64 hexadecimal digits, lowercase", r"[0-9a-f]{64}")
 EPISODE = _kind(
     "the id of an episode",
     "letters, digits, '_', '-', '.' and '~', at most 200",
@@ -101,6 +102,11 @@ REPOSITORY = _kind(
     "a repository",
     "owner/name of letters, digits and . _ + -, neither of them '.' or '..'",
     r"(?!\.{1,2}/)[A-Za-z0-9._+-]{1,100}/(?!\.{1,2}\Z)[A-Za-z0-9._+-]{1,100}",
+)
+PACKAGE_FILE = _kind(
+    "the name of a package's file",
+    "letters, digits and . _ + ! -, at most 255, with a letter or digit first",
+    r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}",
 )
 
 

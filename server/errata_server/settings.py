@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,41 +13,69 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import InvalidRequest
 
+from .input_files import FileRefused, read_file
+
 MAX_TOKEN_FILE = 65_536
 """Largest file of tokens that is read, bytes: a wrong path may lead to a device or to anything else."""
 
+_NO_TOKEN = "the token is empty: give one, or leave it unset for no authentication"
 
-def read_token_file(path: str | Path) -> str:
-    """Return the tokens in a file, separated by commas.
+
+def read_token_file(path: str | Path) -> tuple[str, ...]:
+    """Return the tokens in a file, on lines of their own or separated by commas.
 
     Raises:
         InvalidRequest: It cannot be read, or holds no token; the message does not quote it.
     """
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InvalidRequest(f"ERRATA_TOKEN_FILE {path} is no regular file: name the file with the token")
-            text = file.read(MAX_TOKEN_FILE + 1)
-    except OSError as error:
-        raise InvalidRequest(f"ERRATA_TOKEN_FILE {path} cannot be read: {error.strerror}") from error
-    if len(text) > MAX_TOKEN_FILE or not text.isascii():
-        raise InvalidRequest(f"ERRATA_TOKEN_FILE {path} holds no token: it is longer than 64 KiB, or is not ASCII")
-    tokens = [part.strip() for part in text.decode().replace("\n", ",").split(",")]
-    if not any(tokens):
+        text = read_file(Path(path), MAX_TOKEN_FILE)
+    except FileRefused as error:
+        raise InvalidRequest(
+            f"ERRATA_TOKEN_FILE cannot be read: {error.message}; name the file with the token"
+        ) from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"ERRATA_TOKEN_FILE {path} cannot be read: {why}") from error
+    if not text.isascii():
+        raise InvalidRequest(f"ERRATA_TOKEN_FILE {path} holds no token: it is not ASCII")
+    tokens = tuple(part for part in _parts(text.decode().replace("\n", ",")) if part)
+    if not tokens:
         raise InvalidRequest(
             f"ERRATA_TOKEN_FILE {path} is empty: write a token into it, for example of openssl rand -hex 32"
         )
-    return ",".join(token for token in tokens if token)
+    return tokens
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def tokens_of(token: str | None, file: str | Path | None) -> tuple[str, ...]:
+    """Return the tokens of ``ERRATA_TOKEN`` and ``ERRATA_TOKEN_FILE``, the first of which commands send.
+
+    Args:
+        token: Tokens separated by commas; None or empty where the variable is not set.
+        file: File with tokens; None or empty where the variable is not set.
+
+    Raises:
+        InvalidRequest: One of them holds no token, or they differ; the message does not quote them.
+    """
+    given = _parts(token) if token else ()
+    if not all(given):
+        raise InvalidRequest(_NO_TOKEN)
+    read = read_token_file(file) if file else ()
+    if given and read and given != read:
+        raise InvalidRequest("ERRATA_TOKEN and ERRATA_TOKEN_FILE give different tokens: set one of them")
+    return given or read
 
 
 def token_in_environment() -> str | None:
-    """Return ``ERRATA_TOKEN``, or what the file of ``ERRATA_TOKEN_FILE`` holds; None without both.
+    """Return the token that a command sends: the first one in the environment, or None without any.
 
     Raises:
-        InvalidRequest: The file cannot be read.
+        InvalidRequest: See `tokens_of`.
     """
-    file = os.environ.get("ERRATA_TOKEN_FILE")
-    return os.environ.get("ERRATA_TOKEN") or (read_token_file(file) if file else None)
+    return next(iter(tokens_of(os.environ.get("ERRATA_TOKEN"), os.environ.get("ERRATA_TOKEN_FILE"))), None)
 
 
 class Settings(BaseSettings):
@@ -130,20 +157,18 @@ class Settings(BaseSettings):
     @field_validator("token")
     @classmethod
     def _token_is_not_empty(cls, token: SecretStr | None) -> SecretStr | None:
-        if token is not None and not all(part.strip() for part in token.get_secret_value().split(",")):
-            raise ValueError("the token is empty: give one, or leave it unset for no authentication")
+        if token is not None and not all(_parts(token.get_secret_value())):
+            raise ValueError(_NO_TOKEN)
         return token
 
     @model_validator(mode="before")
     @classmethod
     def _token_is_read_from_its_file(cls, given: dict[str, Any]) -> dict[str, Any]:
         file, token = given.get("token_file"), given.get("token")
-        if file is None:
-            return given
-        found = read_token_file(file)
-        if token and (token.get_secret_value() if isinstance(token, SecretStr) else token) != found:
-            raise InvalidRequest("ERRATA_TOKEN and ERRATA_TOKEN_FILE give different tokens: set one of them")
-        return {**given, "token": SecretStr(found)}
+        if not file:  # an empty variable is as one that is not set
+            return {**given, "token_file": None}
+        found = tokens_of(token.get_secret_value() if isinstance(token, SecretStr) else token, file)
+        return {**given, "token": SecretStr(",".join(found))}
 
     def in_environment(self) -> dict[str, str]:
         """Return environment variables from which the same settings can be read."""
@@ -162,7 +187,7 @@ class Settings(BaseSettings):
         """The bearer tokens; empty if authentication is off."""
         if self.token is None:
             return ()
-        return tuple(part.strip() for part in self.token.get_secret_value().split(","))
+        return _parts(self.token.get_secret_value())
 
     @property
     def limits(self) -> ServerLimits:

@@ -22,6 +22,7 @@ VALID = {
     "SESSION": ("s" * 21,),
     "ENVIRONMENT": ("swe_bench.lite-2",),
     "INSTANCE": ("psf__requests-1.2+x",),
+    "PACKAGE_FILE": ("requests-2.0+x!1-py3.none-any.whl", "a" * 255),
     "REPOSITORY": ("django/django", "..a/.b."),
 }
 CASES = 4000
@@ -45,7 +46,7 @@ def test_nothing_that_passes_is_a_path(kind: str) -> None:
             assert len(str(caught.value)) < 400 and str(caught.value).isascii() and str(caught.value).isprintable()
             refused += 1
             continue
-        assert isinstance(value, str) and value.isascii() and value.isprintable() and len(value) <= 201
+        assert isinstance(value, str) and value.isascii() and value.isprintable() and len(value) <= 255
         parts = PurePosixPath("/root", value).parts
         assert parts == ("/", "root", *value.split("/")) and not {"", ".", "..", "~"} & set(value.split("/"))
         assert len(value.split("/")) == (2 if kind == "REPOSITORY" else 1)

@@ -14,7 +14,7 @@ import pytest
 from errata_protocol.errors import SandboxUnavailable
 from errata_server.sandbox.base_trees.importer import agent_mode, import_base
 from errata_server.sandbox.base_trees.recipe import AGENT_UID, content_digest
-from errata_server.sandbox.base_trees.tree import check_owner, publish
+from errata_server.sandbox.base_trees.tree import RECORD_BYTES, check_owner, publish
 
 ENTRIES = [
     ("bin", "dir", 0o755, 0, ""),
@@ -284,7 +284,7 @@ def test_a_record_that_is_none_is_one_line(tmp_path: Path, bases: Path, record: 
     assert [path.name for path in bases.iterdir()] == [".mine.lock"]
 
 
-@pytest.mark.parametrize("special", ["symlink", "FIFO", "directory", "device"])
+@pytest.mark.parametrize("special", ["symlink", "FIFO", "directory", "device", "large"])
 def test_a_record_is_a_regular_file(tmp_path: Path, bases: Path, special: str) -> None:
     (tmp_path / "record").write_text('{"id": "x"}')
     source = tmp_path / "tree"
@@ -296,10 +296,15 @@ def test_a_record_is_a_regular_file(tmp_path: Path, bases: Path, special: str) -
         os.mkfifo(made)
     elif special == "directory":
         made.mkdir()
-    else:
+    elif special == "device":
         made.symlink_to("/dev/zero")
-    with pytest.raises(SandboxUnavailable, match=r"base\.json"):
+    else:
+        made.write_bytes(b" " * (RECORD_BYTES + 1))
+    kinds = {"FIFO": "a FIFO", "directory": "a directory", "large": "larger than 1,048,576 bytes"}
+    says = kinds.get(special, "a symbolic link")
+    with pytest.raises(SandboxUnavailable, match=rf"base\.json is {says}.*; remove") as caught:
         import_base(source, "mine", directory=bases)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["link", "hard", "dir", "device"])

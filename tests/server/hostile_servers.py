@@ -56,7 +56,7 @@ def _bomb(encoding: str) -> Parts:
 
 
 _OK = b"HTTP/1.1 200 OK\r\n"
-_EPISODE = {
+EPISODE = {
     "eid": "ep_x",
     "episode_id": None,
     "environment": "count",
@@ -72,7 +72,7 @@ _TURN = {"t": 0, "kind": "reset", "reward": 1.0, "done": False, "digest": "sha25
 
 
 def _episode(**changes: Any) -> dict[str, Any]:
-    return {**_EPISODE, "turns": [_TURN], **changes}
+    return {**EPISODE, "turns": [_TURN], **changes}
 
 
 REFUSED: dict[str, Parts] = {
@@ -126,7 +126,7 @@ REFUSED: dict[str, Parts] = {
     "not-utf8": _whole(b'{"episodes": "\xff"}'),
     "nan": _json({"episodes": [_episode(created=float("nan"))], "next": None, **_episode(reward=float("nan"))}),
     "infinite": _whole(json.dumps({"episodes": [_episode()], **_episode()}).replace("1000000000.0", "1e999")),
-    "long-number": _whole(json.dumps({"episodes": [_EPISODE], **_episode()}).replace('"t": 0', '"t": ' + "9" * 5000)),
+    "long-number": _whole(json.dumps({"episodes": [EPISODE], **_episode()}).replace('"t": 0', '"t": ' + "9" * 5000)),
     "wrong-types": _json({"episodes": {"a": 1}, "turns": 5, "deleted": "x", "eid": [ESCAPES]}),
     "wrong-names": _json({ESCAPES: ESCAPES, "episodes": [{ESCAPES: 1}]}),
 }
@@ -139,7 +139,7 @@ STRANGE: dict[str, Parts] = {
     "list": _json([]),
     "escapes": _json(
         {
-            "episodes": [{**_EPISODE, "eid": ESCAPES, "environment": ESCAPES, "error_kinds": {ESCAPES: 1}}],
+            "episodes": [{**EPISODE, "eid": ESCAPES, "environment": ESCAPES, "error_kinds": {ESCAPES: 1}}],
             "next": None,
             **_episode(eid=ESCAPES, environment=ESCAPES, origin={"eid": ESCAPES, "t": 1}, session=ESCAPES),
             "turns": [{**_TURN, "error_kind": ESCAPES, "hint_template_key": ESCAPES, "digest": ESCAPES}],
@@ -155,9 +155,7 @@ STRANGE: dict[str, Parts] = {
     ),
     "escaped-rewards": _json([{"t": 1, "value": 1.0, "source": ESCAPES, "reward_id": ESCAPES}]),
     "surrogates": _whole(
-        json.dumps(
-            {"episodes": [{**_EPISODE, "environment": "\ud800"}], "next": None, **_episode(environment="\ud800")}
-        )
+        json.dumps({"episodes": [{**EPISODE, "environment": "\ud800"}], "next": None, **_episode(environment="\ud800")})
     ),
     "far-times": _json({"episodes": [_episode(created=1e300)], "next": None, **_episode(created=1e300)}),
     "endless-pages": _json({"episodes": [], "next": "5", **_episode(turns=[])}),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from errata_protocol.errors import JournalUnavailable, RemoteProtocolError
-from errata_server.cli import answers, source
+from errata_protocol.replay import EpisodeDetail, EpisodePage
+from errata_server.cli import answers, audit, source
 
 from ..machine_speed import SLOWDOWN
 from .command_line import Command, Parameter, all_commands, assert_harmless, assert_refused, run
-from .hostile_servers import REFUSED, STRANGE, WAITS, hostile_server
+from .hostile_servers import EPISODE, REFUSED, STRANGE, WAITS, hostile_server
 
 SAMPLES = {
     "eid": "ep_x",
@@ -68,6 +71,7 @@ def server() -> Iterator[str]:
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "TOTAL_S", 30.0)
     monkeypatch.setattr(answers, "MAX_BYTES", 4 * 1024**2)
+    monkeypatch.setattr(audit, "MAX_PAGES", 20)
     monkeypatch.setattr(source, "MAX_BUNDLE_BYTES", 4 * 1024**2)
     monkeypatch.delenv("ERRATA_TOKEN", raising=False)
 
@@ -115,6 +119,32 @@ def test_text_of_a_server_never_acts_on_the_terminal(call: str, server: str, tmp
             assert ended.status in (0, 1, 2)
         except AssertionError as error:
             raise AssertionError(f"{call} with the server {answer!r}: {error}") from error
+
+
+@pytest.mark.parametrize(
+    ("cursors", "episodes", "says"),
+    [
+        (itertools.repeat("5"), [EPISODE], "the page '5' came before"),
+        (map(str, itertools.count()), [], "a page without episodes leads to the page '0'"),
+        (map(str, itertools.count()), [EPISODE], "more than 20 pages"),
+    ],
+)
+def test_an_audit_of_a_list_without_end_ends(
+    cursors: Iterator[str], episodes: list[dict[str, Any]], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def page(self: source.Source, query: dict[str, Any]) -> EpisodePage:
+        asked.append(query["cursor"])
+        return EpisodePage.model_validate({"episodes": episodes, "next": next(cursors)})
+
+    monkeypatch.setattr(source.Source, "page", page)
+    monkeypatch.setattr(source.Source, "detail", lambda self, eid: EpisodeDetail(**episodes[0], turns=[]))
+    monkeypatch.setattr(source.Source, "rewards", lambda self, eid: [])
+    ended = run("audit", "--url", "http://127.0.0.1:9")
+    assert_refused(ended)
+    assert says in ended.stderr
+    assert asked == [None, *asked[1:]] and len(asked) <= 20
 
 
 def test_no_server_at_all_is_said(tmp_path: Path) -> None:

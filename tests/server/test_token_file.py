@@ -13,6 +13,7 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_server.cli import data_dirs
 from errata_server.cli.commands import cli, main
 from errata_server.cli.source import Source
+from errata_server.doors.auth import principal_of
 from errata_server.runtime.data_lock import lock
 from errata_server.settings import MAX_TOKEN_FILE, Settings, token_in_environment
 
@@ -33,24 +34,56 @@ def test_a_token_is_read_from_its_file(
     (tmp_path / "token").write_text(text, newline="")
     monkeypatch.setenv("ERRATA_TOKEN_FILE", str(tmp_path / "token"))
     settings = Settings()
-    assert settings.tokens == tokens and token_in_environment() == ",".join(tokens)
+    assert settings.tokens == tokens and token_in_environment() == tokens[0]
     assert text.strip() not in repr(settings)
     for name, value in settings.in_environment().items():  # a target that is loaded reads the same ones
         monkeypatch.setenv(name, value)
     assert Settings().tokens == tokens
     with Source(None, "http://127.0.0.1:1") as source:
-        assert source._token == ",".join(tokens)
+        assert source._headers == {"Authorization": f"Bearer {tokens[0]}"}
 
 
 def test_a_file_and_another_token_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("word")
     monkeypatch.setenv("ERRATA_TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setenv("ERRATA_TOKEN", "other")
-    with pytest.raises(InvalidRequest, match="set one of them") as caught:
-        Settings()
-    assert "word" not in str(caught.value) and "other" not in str(caught.value)
+    for read in (Settings, token_in_environment):
+        with pytest.raises(InvalidRequest, match="set one of them") as caught:
+            read()
+        assert "word" not in str(caught.value) and "other" not in str(caught.value)
     monkeypatch.setenv("ERRATA_TOKEN", "")
-    assert Settings().tokens == ("word",)
+    assert Settings().tokens == ("word",) and token_in_environment() == "word"
+
+
+def test_a_file_and_a_variable_with_the_same_tokens_are_not_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("a\nb\n")
+    monkeypatch.setenv("ERRATA_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("ERRATA_TOKEN", "a, b")
+    assert Settings().tokens == ("a", "b") and token_in_environment() == "a"
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERRATA_TOKEN_FILE", "")
+    assert Settings().tokens == () and token_in_environment() is None
+    monkeypatch.setenv("ERRATA_TOKEN", "word")
+    assert Settings().tokens == ("word",) and token_in_environment() == "word"
+
+
+def test_commands_send_the_first_of_several_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERRATA_TOKEN", " a , b")
+    with Source(None, "http://127.0.0.1:1") as source:
+        assert source._headers == {"Authorization": "Bearer a"} and source._principal == principal_of("a")
+
+
+@pytest.mark.parametrize("text", [" ", ",", "a,", "a,,b"])
+def test_an_empty_token_is_refused_by_servers_and_commands(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERRATA_TOKEN", text)
+    with pytest.raises(ValueError, match="token is empty"):
+        Settings()
+    with pytest.raises(InvalidRequest, match="token is empty"):
+        token_in_environment()
 
 
 def fifo(path: Path) -> None:
@@ -64,7 +97,7 @@ def fifo(path: Path) -> None:
         (lambda path: path.mkdir(), "directory|regular"),
         (fifo, "regular"),
         (lambda path: path.symlink_to("/dev/zero"), "regular"),
-        (lambda path: path.write_bytes(b"x" * (MAX_TOKEN_FILE + 1)), "64 KiB"),
+        (lambda path: path.write_bytes(b"x" * (MAX_TOKEN_FILE + 1)), "65,536 bytes"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "ASCII"),
         (lambda path: path.write_text(" \n,\n"), "empty"),
     ],
@@ -121,6 +154,16 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a uid without an entry
     with pytest.raises(InvalidRequest, match="ERRATA_DATA_DIR"):
         data_dirs.of_targets(["terminal"])
+
+
+def test_a_user_without_a_home_can_ask_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_DATA_HOME", "ERRATA_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with Source(None, "http://127.0.0.1:1") as source:
+        assert source.is_remote
+        with pytest.raises(InvalidRequest, match="--data-dir"):
+            _ = source.directory
 
 
 def test_a_token_given_in_code_stays() -> None:

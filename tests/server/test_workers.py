@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
-from errata_protocol.errors import InvalidRequest, ServiceError
+from errata_protocol.errors import InvalidRequest, ServiceError, StateOutOfRange
 from errata_server.concurrency.slots import Slots
 from errata_server.workers import Budget, BudgetExceeded, WorkerFailed, WorkerPool
+from errata_server.workers import pool as pool_module
+from errata_server.workers.pool import _Call
 
 from . import worker_functions as functions
 
@@ -73,14 +77,81 @@ async def test_a_process_that_died_while_idle_is_replaced_unseen(pool: WorkerPoo
     assert await pool.call("a text", functions.length, "abc") == 3
 
 
-async def test_a_cancelled_call_ends_its_process_and_frees_its_place(pool: WorkerPool) -> None:
+async def test_a_cancelled_call_ends_its_process_and_frees_its_place(pool: WorkerPool, tmp_path: Path) -> None:
     first = await pool.call("it", functions.process)
-    calls = [asyncio.create_task(pool.call("it", functions.sleep, 3600.0)) for _ in range(4)]
-    await asyncio.sleep(0.1)
+    calls = [
+        asyncio.create_task(pool.call("it", functions.sleep_after_touching, str(tmp_path / f"{n}"))) for n in range(4)
+    ]
+    while len(list(tmp_path.iterdir())) < 2:  # noqa: ASYNC110 - what other processes make; all that run at a time
+        await asyncio.sleep(0.01)
     for call in calls:
         call.cancel()
     assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*calls, return_exceptions=True))
     assert await pool.call("it", functions.process) != first
+
+
+async def test_a_call_that_is_cancelled_while_its_process_starts_ends_it(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = _Call(pool, "it", functions.compute_for_ever, (), SMALL)
+    start, started = pool_module._Worker, []
+
+    def cancelled_while_starting() -> object:
+        started.append(start())
+        call.end()
+        return started[0]
+
+    monkeypatch.setattr(pool_module, "_Worker", cancelled_while_starting)
+    with pytest.raises(WorkerFailed):
+        await asyncio.to_thread(call.run)
+    assert started[0]._process.poll() == -signal.SIGKILL
+
+
+async def test_a_large_exception_exceeds_the_budget_and_its_function_is_called_once(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    await pool.call("it", functions.process)  # an idle process is not taken for one that ended meanwhile
+    called = tmp_path / "called"
+    with pytest.raises(BudgetExceeded) as raised:
+        await pool.call("the log", functions.refuse_at_length, 200_000, str(called), budget=SMALL)
+    assert raised.value.details == {"limit": "size"} and called.read_text() == "called\n"
+
+
+async def test_a_result_is_pickled_once(pool: WorkerPool) -> None:
+    counted = await pool.call("it", functions.counting_pickles)
+    assert counted.pickles == 1
+
+
+async def test_an_exception_keeps_its_class_and_attributes_or_else_its_text(pool: WorkerPool) -> None:
+    with pytest.raises(StateOutOfRange) as known:
+        await pool.call("it", functions.refuse_state)
+    assert known.value.details == {"eid": "e", "t": 9, "deliveries": 5}
+    for refuse in (functions.refuse_unpicklable, functions.refuse_unmakeable):
+        with pytest.raises(RuntimeError, match=r"^\w+: why") as other:
+            await pool.call("it", refuse)
+        assert "worker_functions.py" in other.value.__notes__[0]
+
+
+async def test_what_cannot_be_pickled_is_the_functions_error(pool: WorkerPool) -> None:
+    with pytest.raises(Exception, match="pickle"):
+        await pool.call("it", functions.a_lambda)
+
+
+def test_no_call_waits_for_the_end_of_an_idle_process(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[bool] = []
+    kill = pool_module._Worker.kill
+
+    def watched(worker: pool_module._Worker) -> int:
+        locked.append(pool._lock.locked())
+        return kill(worker)
+
+    monkeypatch.setattr(pool_module._Worker, "kill", watched)
+    worker, _ = pool.take()
+    pool.give_back(worker)
+    worker.used_bytes = pool_module._LARGEST_BYTES
+    other, is_new = pool.take()
+    assert is_new and locked == [False]
+    pool.give_back(other)
 
 
 async def test_a_worker_is_nicer_than_the_server(pool: WorkerPool) -> None:

@@ -6,6 +6,9 @@ import ctypes
 import os
 import signal
 import time
+from typing import Any
+
+from errata_protocol.errors import StateOutOfRange
 
 
 def length(text: str) -> int:
@@ -41,12 +44,20 @@ def many_bytes(count: int) -> bytes:
     return bytes(count)
 
 
+def refuse_at_length(length: int, called: str) -> None:
+    with open(called, "a", encoding="ascii") as file:  # noqa: PTH123
+        file.write("called\n")
+    raise ValueError("x" * length)
+
+
 def refuse(message: str) -> None:
     raise ValueError(message)
 
 
-def sleep(seconds: float) -> None:
-    time.sleep(seconds)
+def sleep_after_touching(path: str) -> None:
+    with open(path, "w", encoding="ascii"):  # noqa: PTH123
+        pass
+    time.sleep(3600)
 
 
 def niceness() -> int:
@@ -57,3 +68,43 @@ def wait_for(path: str) -> str:
     while not os.path.exists(path):  # noqa: PTH110
         time.sleep(0.01)
     return path
+
+
+class Counted:
+    """Counts how often it is pickled."""
+
+    pickles = 0
+
+    def __getstate__(self) -> dict[str, int]:
+        self.pickles += 1
+        return {"pickles": self.pickles}
+
+
+def counting_pickles() -> Counted:
+    return Counted()
+
+
+def a_lambda() -> Any:
+    return lambda: None
+
+
+def refuse_state() -> None:
+    raise StateOutOfRange("e", 9, 5)
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("no")
+
+
+class Unmakeable(Exception):
+    def __init__(self, why: str, *, needed: int) -> None:
+        super().__init__(why)
+
+
+def refuse_unpicklable() -> None:
+    raise Unpicklable("why")
+
+
+def refuse_unmakeable() -> None:
+    raise Unmakeable("why", needed=1)

@@ -26,9 +26,6 @@ class ToolRefused(InvalidRequest):
         self.field = field
         self.line = line
 
-    def __reduce__(self) -> tuple[type[ToolRefused], tuple[str, str, int | None]]:
-        return ToolRefused, (self.message, self.field, self.line)  # out of a worker process
-
 
 def lines_of(content: bytes, first: int | None, last: int | None) -> bytes:
     """Return the lines ``first`` to ``last`` of a file, from 1 and inclusive, with their ends.

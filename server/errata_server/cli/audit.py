@@ -16,6 +16,7 @@ from typing import Any
 
 from errata_protocol.errors import ErrataError, InvalidRequest, RemoteProtocolError
 from errata_protocol.markers import ErrorKind
+from errata_protocol.names import shown
 from errata_protocol.printable import printable
 from errata_protocol.replay import EpisodeDetail, RewardRecord
 
@@ -25,6 +26,9 @@ from .source import Source
 CANARY = "policy.canary"
 TAMPERING = "policy.tampering"
 _TASK_KEYS = ("instance_id", "task_id", "task")
+MAX_PAGES = 10_000
+"""Most pages that are read of a list of episodes; our servers put 500 episodes on each page but the last."""
+
 _PER = 1000
 _FORMATS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H:00Z"}
 
@@ -115,13 +119,12 @@ def _episodes(source: Source, environment: str | None) -> Iterable[EpisodeDetail
     """Yield all episodes, page by page.
 
     Raises:
-        RemoteProtocolError: A page leads back to one that was read, as no server of ours does.
+        RemoteProtocolError: The list has no end, as that of no server of ours: a page leads back to one that was read,
+            or has no episode and leads on, or there are more than `MAX_PAGES`.
     """
     cursor = None
     read: set[str | None] = set()
-    while True:
-        if cursor in read:
-            raise RemoteProtocolError(f"the list of episodes has no end: the page {cursor!r} came before; check --url")
+    while len(read) < MAX_PAGES:
         read.add(cursor)
         query = {"limit": 500, "cursor": cursor, "environment": environment, "error_kind": None, "episode_id": None}
         page = source.page(query)
@@ -130,6 +133,15 @@ def _episodes(source: Source, environment: str | None) -> Iterable[EpisodeDetail
         cursor = page.next
         if cursor is None:
             return
+        if cursor in read:
+            raise _endless(f"the page {shown(cursor)} came before")
+        if not page.episodes:
+            raise _endless(f"a page without episodes leads to the page {shown(cursor)}")
+    raise _endless(f"it has more than {MAX_PAGES:,} pages")
+
+
+def _endless(why: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"the list of episodes has no end: {why}; check --url")
 
 
 def _period(episode: EpisodeDetail, by: str) -> str:

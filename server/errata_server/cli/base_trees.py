@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from ..input_files import open_regular
 from ..sandbox.base_trees.importer import import_base
 from ..sandbox.base_trees.recipe import PACKAGES
 from ..sandbox.base_trees.tree import build_base, find_base
@@ -56,8 +55,6 @@ def import_(
 
     A server without root needs a copy of its own.
     """
-    if source.exists() and not source.is_dir():
-        open_regular(source).close()  # a FIFO would wait
     made = import_base(source, name, directory=directory, progress=lambda line: print(line, file=sys.stderr))
     typer.echo(made.root)
 

@@ -186,7 +186,10 @@ def retention(
     if "deleted" in report:
         typer.echo(f"{report['deleted']:,} deleted")
     if report.get("foreign"):
-        typer.echo(f"{report['foreign']:,} belong to other tokens than the one in ERRATA_TOKEN: the server kept them")
+        typer.echo(
+            f"{report['foreign']:,} belong to other tokens than the one in ERRATA_TOKEN or ERRATA_TOKEN_FILE: "
+            "the server kept them"
+        )
 
 
 def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:

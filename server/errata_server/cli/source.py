@@ -60,6 +60,8 @@ _RECORDS = TypeAdapter(list[RewardRecord])
 _DELETED = TypeAdapter(DeletedEpisodes)
 _COUNT = TypeAdapter(_DeletedEpisode)
 
+_NO_DIRECTORY = "this is read from a data directory on its machine: give --data-dir"
+
 MAX_BUNDLE_BYTES = 64 * 1024**3
 """Largest bundle that is fetched from a server, bytes."""
 
@@ -107,24 +109,26 @@ class Source:
         self._token = token_in_environment()
         self._url = _checked(url) if url is not None else None
         self._runtime: Runtime | None = None
-        self._directory = data_dir or (data_dirs.home() if url is not None else data_dirs.for_reading(eids, _holds))
-        if url is None and not journal_in(self._directory).is_dir():
-            raise InvalidRequest(f"no journal in {self._directory}: give --data-dir or --url")
-        if url is None and writes:
-            self._open_for_writing()
+        self._directory: Path | None = None
+        if url is None:
+            self._directory = data_dir or data_dirs.for_reading(eids, _holds)
+            if not journal_in(self._directory).is_dir():
+                raise InvalidRequest(f"no journal in {self._directory}: give --data-dir or --url")
+            if writes:
+                self._open_for_writing(self._directory)
 
-    def _open_for_writing(self) -> None:
+    def _open_for_writing(self, directory: Path) -> None:
         """Open the directory, or use the server that has it open; raise JournalUnavailable if it cannot be found."""
         try:
-            self._runtime = Runtime(Settings(data_dir=self._directory))
+            self._runtime = Runtime(Settings(data_dir=directory))
         except JournalUnavailable:
-            self._url = owner_url(self._directory)
+            self._url = owner_url(directory)
             if self._url is None:
                 raise
 
     def __enter__(self) -> Source:
         if self._url is None and self._runtime is None:
-            journal = ReadOnlyJournal(journal_in(self._directory))
+            journal = ReadOnlyJournal(journal_in(self.directory))
             journal.blocking = False  # nothing else runs in a command while it reads
             self._runtime = Runtime(Settings(data_dir=None), journal=journal)
         return self
@@ -218,7 +222,7 @@ class Source:
             InvalidRequest: A server is used, so there is none.
         """
         if self._runtime is None:
-            raise InvalidRequest("this is read from a data directory on its machine: give --data-dir")
+            raise InvalidRequest(_NO_DIRECTORY)
         return self._runtime
 
     @property
@@ -228,7 +232,13 @@ class Source:
 
     @property
     def directory(self) -> Path:
-        """The data directory; with ``url``, that of the default."""
+        """The data directory.
+
+        Raises:
+            InvalidRequest: A URL was given instead of one.
+        """
+        if self._directory is None:
+            raise InvalidRequest(_NO_DIRECTORY)
         return self._directory
 
     def delete_all(self, eids: Sequence[str], *, unused_only: bool = False) -> DeletedEpisodes:
@@ -288,9 +298,11 @@ class Source:
     def _checked_answer(self, answer: answers.Answer) -> answers.Answer:
         """Return an answer of success; raise the error that its status or body means."""
         if answer.status == 401 and self._token is None:
-            raise Unauthorized(f"{self._url} needs a token: set ERRATA_TOKEN")
+            raise Unauthorized(f"{self._url} needs a token: set ERRATA_TOKEN or ERRATA_TOKEN_FILE")
         if answer.status == 401:
-            raise Unauthorized(f"{self._url} refused the token in ERRATA_TOKEN: set one of the server's")
+            raise Unauthorized(
+                f"{self._url} refused the token in ERRATA_TOKEN or ERRATA_TOKEN_FILE: set one of the server's"
+            )
         if answer.status == 404 and not _has_code(answer) and self._is_errata():
             raise NotSupported(
                 f"{self._url} is in production mode, which serves no episodes: read its journal on its machine "

@@ -6,9 +6,12 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from errata_protocol.errors import SandboxUnavailable
+
+from ..user_cache import user_cache
 
 _copies: dict[tuple[str, ...], Path] = {}
 _lock = threading.Lock()
@@ -19,7 +22,7 @@ def new_directory() -> Path:
     """Create a directory that every user may read; it is removed when the process ends.
 
     Raises:
-        SandboxUnavailable: Neither the directory of temporary files nor the user's cache may hold programs.
+        SandboxUnavailable: Neither the directory of temporary files nor the user's cache can hold programs.
     """
     global _home
     with _lock:
@@ -32,15 +35,20 @@ def new_directory() -> Path:
 
 def _place() -> Path:
     """Return a directory whose file system lets programs run: engines mount a container's ``/tmp`` without that."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "errata"
-    places = (Path(tempfile.gettempdir()), cache)
-    for place in places:
-        place.mkdir(parents=True, exist_ok=True)
-        if not os.statvfs(place).f_flag & os.ST_NOEXEC:
-            return place
+    refused: list[str] = []
+    places: tuple[Callable[[], str | Path], ...] = (tempfile.gettempdir, user_cache)
+    for find in places:
+        try:
+            place = Path(find())
+            place.mkdir(parents=True, exist_ok=True)
+            if not os.statvfs(place).f_flag & os.ST_NOEXEC:
+                return place
+            refused.append(f"{place} is mounted noexec")
+        except (OSError, SandboxUnavailable) as error:
+            refused.append(str(error))
     raise SandboxUnavailable(
-        f"programs of verifiers cannot run from {' or '.join(map(str, places))}, which are mounted noexec: "
-        "set TMPDIR to a directory on another file system"
+        f"there is no place to run programs of verifiers from ({'; '.join(refused)}): set TMPDIR to a directory on "
+        "another file system"
     )
 
 

@@ -50,7 +50,7 @@ class Socket:
 
     def __init__(self, url: str, session_id: str | None = None) -> None:
         query = f"?session_id={session_id}" if session_id else ""
-        token = (token_in_environment() or "").partition(",")[0].strip()
+        token = token_in_environment()
         headers = {"Authorization": f"Bearer {token}"} if token else None
         self.eid: str | None = None
         self.t: int | None = None
@@ -160,7 +160,7 @@ def fork(url: str, eid: str, t: int) -> str:
         PlayFailed: The server refused it.
         httpx.HTTPError: The server did not answer.
     """
-    token = (token_in_environment() or "").partition(",")[0].strip()
+    token = token_in_environment()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answer = httpx.post(
         f"{url}/episodes/{eid}/fork",

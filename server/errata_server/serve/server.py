@@ -316,7 +316,8 @@ def _run(main: Coroutine[Any, Any, None], make_loop: Callable[[], asyncio.Abstra
             try:
                 loop.run_until_complete(task)
             except (SystemExit, KeyboardInterrupt) as error:
-                is_signal = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # before uvicorn captures it
+                # Python's own handler is installed: this is Ctrl-C, not an environment's exception
+                is_signal = signal.getsignal(signal.SIGINT) is signal.default_int_handler
                 if task.done() or (isinstance(error, KeyboardInterrupt) and is_signal):
                     raise
                 log.error("code of an environment raised %s in a task of its own", type(error).__name__, exc_info=error)

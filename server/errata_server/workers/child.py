@@ -6,6 +6,7 @@ Started by its path, so that it imports nothing of this package; only the module
 from __future__ import annotations
 
 import importlib
+import io
 import math
 import os
 import pickle
@@ -31,29 +32,50 @@ def main() -> None:
             return
         connection.send_bytes(answer(request))
         del request
+        connection.send_bytes(b"%d" % resident_bytes())
 
 
 def answer(request: bytes) -> bytes:
-    """Carry out a request; return what happened and the memory that this process holds, pickled."""
-    happened: tuple[str, object]
+    """Carry out a request; return what happened, pickled.
+
+    Args:
+        request: Three pickled objects, one after the other: the budget, the module and the name of the function, and
+            its arguments.
+    """
+    parts = io.BytesIO(request)
+    del request
+    cpu_s, memory_bytes, answer_bytes = pickle.load(parts)
+    happened, exceeded = b"", ""
     try:
-        cpu_s, memory_bytes, answer_bytes, module, name, arguments = pickle.loads(request)
-        del request
         limit(cpu_s, memory_bytes)
+        happened = outcome(parts)
+        if len(happened) > answer_bytes:
+            exceeded = "size"
+    except MemoryError:
+        exceeded = "memory"
+    except RecursionError:
+        exceeded = "depth"
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return pickle.dumps(("exceeded", exceeded)) if exceeded else happened
+
+
+def outcome(parts: io.BytesIO) -> bytes:
+    """Call the function that a request names; return its result or its exception, pickled.
+
+    Raises:
+        MemoryError: The budget's memory is used up.
+        RecursionError: It recurses too deeply.
+    """
+    try:
+        module, name = pickle.load(parts)
         value: object = importlib.import_module(module)
         for part in name.split("."):
             value = getattr(value, part)
-        happened = ("returned", value(*arguments))  # type: ignore[operator]
-        if len(pickle.dumps(happened)) > answer_bytes:
-            happened = ("exceeded", "size")
-    except MemoryError:
-        happened = ("exceeded", "memory")
-    except RecursionError:
-        happened = ("exceeded", "depth")
+        return pickle.dumps(("returned", value(*pickle.load(parts))))  # type: ignore[operator]
+    except (MemoryError, RecursionError):
+        raise
     except Exception as error:
-        happened = ("raised", portable(error))
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    return pickle.dumps((*happened, resident_bytes()))
+        return raised(error)
 
 
 def resident_bytes() -> int:
@@ -70,14 +92,20 @@ def limit(cpu_s: float, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, resource.RLIM_INFINITY))
 
 
-def portable(error: Exception) -> Exception:
-    """Return the exception, or one with its text where it cannot be pickled, with its traceback as a note."""
+def raised(error: Exception) -> bytes:
+    """Return an exception, or one with its text where it cannot be pickled, and a note of where it came from, pickled.
+
+    The note is beside the exception, because some classes lose it when they are pickled.
+    """
+    note = "in a worker process:\n" + "".join(traceback.format_exception(error))
     try:
-        same: Exception = pickle.loads(pickle.dumps(error))
+        happened = pickle.dumps(("raised", (error, note)))
+        pickle.loads(happened)  # some can be pickled, and not made again
+    except (MemoryError, RecursionError):
+        raise
     except Exception:
-        same = RuntimeError(f"{type(error).__name__}: {error}")
-    same.add_note("in a worker process:\n" + "".join(traceback.format_exception(error)))
-    return same
+        return pickle.dumps(("raised", (RuntimeError(f"{type(error).__name__}: {error}"), note)))
+    return happened
 
 
 if __name__ == "__main__":

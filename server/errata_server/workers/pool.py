@@ -30,13 +30,16 @@ _WALL_S_PER_CPU_S = 30.0
 _LEAST_WALL_S = 120.0
 """A worker that has no CPU for so long is given up: the machine is at fault, and not what it reads."""
 _IDLE_S = 300.0
+"""A worker that was idle for so long is ended at the next call, whichever worker takes that."""
+_SMALL_BYTES = 1024
+"""Largest message with neither a result nor an exception in it."""
 _LARGEST_BYTES = 256 * 1024**2
 """A worker that holds more memory after a call is replaced: what was freed does not always go back to the system."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 _EXCEEDED = {
     "time": "it takes more than {cpu_s:g} s of CPU time",
     "memory": "it takes more than {memory_mib} MiB of memory",
-    "depth": "it is nested too deeply",
+    "depth": "its reader crashed (nesting too deep, or memory refused)",
     "size": "its result has more than {answer_mib} MiB",
 }
 
@@ -128,22 +131,24 @@ class WorkerPool:
 
     def take(self) -> tuple[_Worker, bool]:
         """Return a worker, and whether it is a new one. The caller gives it back or kills it."""
+        self._end_unusable()
         with self._lock:
-            while self._idle:
-                worker = self._idle.pop()
-                if worker.usable:
-                    return worker, False
-                worker.kill()
+            if self._idle:
+                return self._idle.pop(), False
         return _Worker(), True
 
     def give_back(self, worker: _Worker) -> None:
         """Keep a worker for the next call."""
         with self._lock:
             self._idle.append(worker)
-            old = [other for other in self._idle if not other.usable]
-            self._idle = [other for other in self._idle if other.usable]
-        for other in old:
-            other.kill()
+        self._end_unusable()
+
+    def _end_unusable(self) -> None:
+        with self._lock:
+            old = [worker for worker in self._idle if not worker.usable]
+            self._idle = [worker for worker in self._idle if worker not in old]
+        for worker in old:
+            worker.kill()  # which waits, so that others must not wait for the lock meanwhile
 
     def close(self) -> None:
         """End the idle processes; the next call starts another."""
@@ -168,13 +173,11 @@ class _Call:
     def run(self) -> Any:
         """Carry out the call."""
         budget, function = self._budget, self._function
-        request = pickle.dumps(
-            (
-                budget.cpu_s,
-                budget.memory_bytes,
-                budget.answer_bytes,
-                function.__module__,
-                function.__qualname__,
+        request = b"".join(
+            pickle.dumps(part)
+            for part in (
+                (budget.cpu_s, budget.memory_bytes, budget.answer_bytes),
+                (function.__module__, function.__qualname__),
                 self._arguments,
             )
         )
@@ -183,8 +186,10 @@ class _Call:
             worker, new = self._pool.take()
             with self._lock:
                 self._worker = worker
+                if self._ended:  # while it was started
+                    worker.stop()
             try:
-                how, value, used_bytes = pickle.loads(worker.ask(request, budget))
+                how, value = pickle.loads(worker.ask(request, budget))
             except _Gone as gone:
                 status = worker.kill()
                 if status == -signal.SIGXCPU:
@@ -203,12 +208,13 @@ class _Call:
             if cancelled:
                 worker.kill()  # `end` may be doing so
                 break
-            worker.used_bytes = used_bytes
             self._pool.give_back(worker)
             if how == "exceeded":
                 raise BudgetExceeded(self._what, value, budget)
             if how == "raised":
-                raise value
+                error, note = value
+                error.add_note(note)
+                raise error
             return value
         raise WorkerFailed(f"{self._what} was not read: its request was cancelled")
 
@@ -260,7 +266,7 @@ class _Worker:
         return self.used_bytes < _LARGEST_BYTES and time.monotonic() - self._idle_since < _IDLE_S
 
     def ask(self, request: bytes, budget: Budget) -> bytes:
-        """Send a request and return the answer.
+        """Send a request and return the answer; note how much memory the process holds after it.
 
         Raises:
             _Gone: The process ended, or gave no answer.
@@ -268,13 +274,17 @@ class _Worker:
         try:
             self._connection.send_bytes(request)
             wall_s = max(_LEAST_WALL_S, _WALL_S_PER_CPU_S * budget.cpu_s)
-            if not self._connection.poll(wall_s):
-                raise _Gone(f"no answer within {wall_s:g} s: the machine is too busy", ended=False)
-            answer = self._connection.recv_bytes(budget.answer_bytes + 65536)
+            answer = self._receive(max(budget.answer_bytes, _SMALL_BYTES), wall_s)
+            self.used_bytes = int(self._receive(_SMALL_BYTES, wall_s))
         except (EOFError, OSError) as error:
             raise _Gone(f"the worker process ended: {error}", ended=True) from error
         self._idle_since = time.monotonic()
         return answer
+
+    def _receive(self, most_bytes: int, wall_s: float) -> bytes:
+        if not self._connection.poll(wall_s):
+            raise _Gone(f"no answer within {wall_s:g} s: the machine is too busy", ended=False)
+        return self._connection.recv_bytes(most_bytes)
 
     def stop(self) -> None:
         """Kill the process without waiting; a thread that waits for its answer sees its end."""

@@ -32,6 +32,7 @@ from urllib.response import addinfourl
 
 from errata_protocol.bounded_json import decode
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest
+from errata_protocol.names import DIGEST_ID, PACKAGE_FILE, shown
 
 log = logging.getLogger("errata.swe")
 
@@ -46,9 +47,6 @@ _MAX_PAGE_BYTES = 256 * 1024**2
 _MAX_FILE_BYTES = 8 * 1024**3
 _CHUNK = 1024**2
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2, */*;q=0.1"
-_FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}")
-"""Names of files: they become names in the cache."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz", ".tar.xz", ".egg")
 
 
@@ -310,7 +308,7 @@ def _parts(answer: addinfourl, most: int) -> Iterator[bytes]:
         OSError: It is larger than ``most`` bytes, or comes too slowly: the timeout of a socket is that of each read.
     """
     began, size = time.monotonic(), 0
-    while part := answer.read1(_CHUNK):  # of the file that it wraps
+    while part := answer.read1(_CHUNK):  # `read1` returns what is there; `read` would wait for the whole chunk
         size += len(part)
         if size > most:
             raise OSError(f"it has more than {most:,} bytes")
@@ -439,7 +437,7 @@ def _html_links(text: str, url: str) -> list[Link]:
     for values in parser.found:
         target, fragment = urldefrag(urljoin(base, values["href"] or ""))
         name = unquote(urlsplit(target).path.rpartition("/")[2])
-        if _FILENAME.fullmatch(name) and name.endswith(_ARCHIVES):
+        if PACKAGE_FILE.matches(name) and name.endswith(_ARCHIVES):
             digest = re.search(r"(?:^|&)sha256=([0-9a-f]{64})", fragment)
             asks, yanked = values.get("data-requires-python") or "", "data-yanked" in values
             reason = (values.get("data-yanked") or "") if yanked else None
@@ -452,12 +450,12 @@ def _json_links(content: bytes, url: str) -> list[Link]:
         files = decode(content)["files"]
         links = []
         for file in files:
-            if _FILENAME.fullmatch(file["filename"]) and file["filename"].endswith(_ARCHIVES):
+            if PACKAGE_FILE.matches(file["filename"]) and file["filename"].endswith(_ARCHIVES):
                 yanked = file.get("yanked") or None
                 reason = yanked if isinstance(yanked, str) else "" if yanked else None
                 digest = (file.get("hashes") or {}).get("sha256", "")
-                if digest and not _SHA256.fullmatch(digest):
-                    raise ValueError(f"the sha256 of {file['filename']} is {digest[:80]!r}")
+                if digest and not DIGEST_ID.matches(digest):
+                    raise ValueError(f"the sha256 of {file['filename']} is {shown(digest)}")
                 asks = file.get("requires-python") or ""
                 when = file.get("upload-time") or ""
                 links.append(Link(file["filename"], urljoin(url, file["url"]), digest, asks, reason, when))

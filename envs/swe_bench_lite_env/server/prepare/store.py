@@ -29,6 +29,7 @@ from errata_protocol.names import INSTANCE, member_path
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.derived import using
 from errata_server.sandbox.spec import DEFAULT_PATH, Directory, Entry, File, SandboxSpec, Symlink
+from errata_server.user_cache import user_cache
 
 from ...dataset import Instance
 from ...recipes import Recipe
@@ -420,8 +421,7 @@ class Catalogue:
 def default_directory() -> Path:
     """Return the configured directory of prepared instances."""
     configured = os.environ.get(DIRECTORY_VARIABLE)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(configured) if configured else Path(cache) / "errata" / "swe"
+    return Path(configured) if configured else user_cache() / "swe"
 
 
 def prepared_digest(instance: Instance, recipe: Recipe, build: Build) -> str:

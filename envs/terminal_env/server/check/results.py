@@ -15,6 +15,7 @@ from typing import Any
 
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.sandbox.base import Backend
+from errata_server.user_cache import user_cache
 
 from ..tasks import LOCAL, Task
 
@@ -116,8 +117,7 @@ def default_directory() -> Path:
     """Return the directory of results: `DIRECTORY_VARIABLE`, or one in the user's cache directory."""
     if named := os.environ.get(DIRECTORY_VARIABLE):
         return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "errata" / "task_checks"
+    return user_cache() / "task_checks"
 
 
 async def base_id(backend: Backend, base: str) -> str:

@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from errata_protocol.errors import SandboxUnavailable
 from errata_protocol.names import member_path, shown
+from errata_protocol.printable import printable
 
 from .agent_modes import agent_mode
 from .recipe import AGENT_DIRECTORIES, AGENT_UID, WORLD_WRITABLE
@@ -103,8 +104,9 @@ def import_base(
                 record, entries = _open(source, opened)
                 unread, digest, writable = _unpack(entries, root)
             except ARCHIVE_ERRORS as error:
+                why = printable(str(error) or type(error).__name__, 300)
                 raise SandboxUnavailable(
-                    f"{shown(str(source))} cannot be imported ({_one_line(error)}): give a system's root directory, a "
+                    f"{shown(str(source))} cannot be imported ({why}): give a system's root directory, a "
                     f"directory with {_RECORD}, or a tar archive of one, readable by uid {os.geteuid()}"
                 ) from error
         if not os.path.lexists(root / "bin/bash") and not os.path.lexists(root / "usr/bin/bash"):
@@ -179,11 +181,6 @@ def _row(entry: Entry) -> bytes:
         while data := file.read(1 << 20):
             total.update(data)
     return row + total.digest()
-
-
-def _one_line(error: BaseException) -> str:
-    """Return the text of an error of an archive that somebody else made, for a message of one line."""
-    return "".join(char if char.isprintable() else "?" for char in str(error) or type(error).__name__)[:300]
 
 
 _COMPRESSED = {b"\x1f\x8b": "r:gz", b"BZh": "r:bz2", b"\xfd7zXZ\x00": "r:xz"}

@@ -13,7 +13,6 @@ changes the symlink. So a session that started on the old tree continues with it
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -39,6 +38,8 @@ from typing import Any
 from errata_protocol.errors import SandboxUnavailable
 from errata_protocol.names import BASE, BASE_ID, InvalidName, Kind, shown
 
+from ...input_files import FileRefused, read_file
+from ...user_cache import user_cache
 from ..files import as_owner
 from ..files.walk import remove_tree
 from ..host.privileges import check_privileges
@@ -109,11 +110,17 @@ class BaseTree:
 
 
 def base_directories() -> list[Path]:
-    """Return the directories to search for trees; `build_base` writes to the first one."""
+    """Return the directories to search for trees; `build_base` writes to the first one.
+
+    They are ``ERRATA_BASE_DIR``, the user's cache, and ``/var/lib/errata/bases``, without what is not set or not there.
+    """
     configured = os.environ.get("ERRATA_BASE_DIR")
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    directories = [Path(cache) / "errata" / "bases", Path("/var/lib/errata/bases")]
-    return [Path(configured), *directories] if configured else directories
+    directories = [Path(configured)] if configured else []
+    try:
+        directories.append(user_cache() / "bases")
+    except SandboxUnavailable:
+        pass  # a user without a home directory has no trees there
+    return [*directories, Path("/var/lib/errata/bases")]
 
 
 def find_base(name: str = "default", named: Mapping[str, Path] | None = None) -> BaseTree:
@@ -540,21 +547,14 @@ def read_record(path: Path) -> dict[str, Any] | None:
     """
     file = path / "base.json"
     try:
-        # not through a symlink, and without waiting where it is a pipe
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            data = opened.read(RECORD_BYTES + 1)
+        return parse_record(read_file(file, RECORD_BYTES, follow=False))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        why = "it is a symlink" if error.errno == errno.ELOOP else error.strerror
+    except FileRefused as error:
+        raise SandboxUnavailable(f"{error.message}; remove {path} and build it") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise SandboxUnavailable(f"{file} cannot be read ({why}): remove {path} and build it") from error
-    try:
-        return parse_record(data)
-    except ValueError as error:
-        raise SandboxUnavailable(f"{file} cannot be read ({error}): remove {path} and build it") from error
 
 
 def parse_record(data: bytes) -> dict[str, Any]:
