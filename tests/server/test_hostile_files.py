@@ -23,7 +23,7 @@ READ = {"path", "file", "file...", "dir", "plan.toml"}
 ALSO_READ = {("image build", "directory"), ("image import", "directory"), ("conformance", "probe")}
 """Parameters that take a file, although their help does not say so."""
 
-PROGRESS = ("is made again from the segments", ": copying ")
+PROGRESS = ("is made again from the segments", ": copying ", "left out: given.jsonl row ")
 """What a command may say before the line that says why it ended."""
 NOT_READ = {
     ("episode export", "output"): "is written",
