@@ -17,10 +17,8 @@ from errata_protocol.errors import (
     NotSupported,
     ServiceError,
     SessionUnknown,
-    UnknownEpisode,
 )
-from errata_protocol.names import EPISODE
-from errata_protocol.replay import EpisodeDetail, ForkReply, RewardPost, StateAt
+from errata_protocol.replay import EpisodeDetail, ForkReply, RewardPost, StateAt, episode_path
 
 from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
 from .late_rewards import Reward, read_rewards
@@ -107,7 +105,7 @@ class HttpDoor:
             ConnectionError: The server could not be reached twice.
             TimeoutError: No answer in time.
         """
-        path, body = f"{_episode(eid)}/fork", {"t": t, "request_id": request_id}
+        path, body = f"{episode_path(eid)}/fork", {"t": t, "request_id": request_id}
         try:
             response = await self._send("POST", path, body)
         except ConnectionError:
@@ -121,11 +119,11 @@ class HttpDoor:
             UnknownEpisode: There is no such episode.
             NotSupported: The server has no such route, e.g. a vanilla OpenEnv server.
         """
-        return _model(EpisodeDetail, await self._send("GET", _episode(eid)))
+        return _model(EpisodeDetail, await self._send("GET", episode_path(eid)))
 
     async def state_at(self, eid: str, t: int) -> StateAt:
         """Return delivery ``t`` of an episode, verified by the digest in the ETag header."""
-        response = await self._send("GET", f"{_episode(eid)}/states/{t}")
+        response = await self._send("GET", f"{episode_path(eid)}/states/{t}")
         announced = response.headers.get("etag", "").removeprefix("W/").strip('"')
         kind = as_kind(response.headers.get("x-errata-kind"))
         if kind is None:
@@ -135,11 +133,11 @@ class HttpDoor:
 
     async def rewards(self, eid: str) -> list[Reward]:
         """Return the late rewards of an episode."""
-        return read_rewards(_json(await self._send("GET", f"{_episode(eid)}/rewards")), eid)
+        return read_rewards(_json(await self._send("GET", f"{episode_path(eid)}/rewards")), eid)
 
     async def post_rewards(self, eid: str, rewards: Sequence[RewardPost]) -> list[Reward]:
         """Post rewards for deliveries of an episode, all or none; see `Episodes.post_rewards`."""
-        path, body = f"{_episode(eid)}/rewards", [reward.model_dump() for reward in rewards]
+        path, body = f"{episode_path(eid)}/rewards", [reward.model_dump() for reward in rewards]
         return read_rewards(_json(await self._send("POST", path, body)), eid)
 
     async def aclose(self) -> None:
@@ -180,17 +178,6 @@ class HttpDoor:
             )
             self._loop = loop
         return self._client
-
-
-def _episode(eid: str) -> str:
-    """Return the URL path of an episode.
-
-    Raises:
-        UnknownEpisode: ``eid`` is none that a server gives, so that the path could lead elsewhere.
-    """
-    if not EPISODE.matches(eid):
-        raise UnknownEpisode(eid)
-    return f"/episodes/{eid}"
 
 
 def _json(response: httpx.Response) -> Any:

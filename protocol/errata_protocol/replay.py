@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .errors import UnknownEpisode
+from .names import EPISODE
+
 Kind = Literal["reset", "step", "mcp"]
 
 
@@ -162,6 +165,17 @@ class EpisodePage(BaseModel):
 
     episodes: list[EpisodeSummary]
     next: str | None = None
+
+
+def episode_path(eid: str) -> str:
+    """Return the URL path of an episode.
+
+    Raises:
+        UnknownEpisode: ``eid`` has characters that no id has, with which the path could lead elsewhere.
+    """
+    if not EPISODE.matches(eid):
+        raise UnknownEpisode(eid)
+    return f"/episodes/{eid}"
 
 
 def observation_of(payload: dict[str, Any]) -> dict[str, Any]:

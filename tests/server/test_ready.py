@@ -80,6 +80,22 @@ async def test_reading_that_takes_long_does_not_hold_the_answer(monkeypatch: pyt
     assert found == {"count": ["why"]}
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("no")])
+async def test_an_exception_of_an_environment_is_what_is_wrong_with_it(error: BaseException) -> None:
+    checks = Readiness()
+
+    def raises() -> Mapping[str, str]:
+        raise error
+
+    checks.tell("count", raises)
+    checks.tell("other", lambda: {"bad": "why"})
+    name = type(error).__name__
+    assert await checks.unusable(details=True) == {
+        "count": [f"what it offers cannot be read ({name}: {error})"],
+        "other": ["why"],
+    }
+
+
 def test_one_bad_bundle_stays_one(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(

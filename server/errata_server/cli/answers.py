@@ -139,13 +139,13 @@ def download(url: str, headers: dict[str, str], params: Any, write: Callable[[by
     async def downloaded() -> Answer:
         content, size = bytearray(), 0
         async with _answering("GET", url, headers, {"params": params}) as (answer, deadline):
-            began = deadline.when() or 0.0
+            first_deadline = deadline.when() or 0.0
             async for part in answer.aiter_bytes():
                 size += len(part)
                 if answer.is_success:
                     _demand_within(size, most, url)
                     write(part)
-                    deadline.reschedule(began + size / MIN_BYTES_PER_S)
+                    deadline.reschedule(first_deadline + size / MIN_BYTES_PER_S)
                 else:
                     _demand_within(size, MAX_BYTES, url)
                     content += part

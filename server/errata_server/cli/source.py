@@ -23,8 +23,7 @@ from errata_protocol.errors import (
     UnknownEpisode,
     error_from_wire,
 )
-from errata_protocol.names import EPISODE
-from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord
+from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord, episode_path
 
 from ..doors.auth import principal_of
 from ..journal import ReadOnlyJournal, journal_in
@@ -159,13 +158,13 @@ class Source:
             UnknownEpisode: There is none, or it belongs to another token.
         """
         if self._url is not None:
-            return self._http("GET", _path(eid)).read(_DETAIL)
+            return self._http("GET", episode_path(eid)).read(_DETAIL)
         return self._local(lambda episodes: episodes.reads.detail(eid, self._principal))
 
     def state(self, eid: str, t: int) -> tuple[bytes, str, str]:
         """Return the payload of delivery ``t``, its recorded digest and its kind."""
         if self._url is not None:
-            answer = self._http("GET", f"{_path(eid)}/states/{t}")
+            answer = self._http("GET", f"{episode_path(eid)}/states/{t}")
             return answer.content, answer.header("etag").strip('"'), answer.header("x-errata-kind")
         found = self._local(lambda episodes: episodes.reads.delivered(eid, t, self._principal))
         return found.payload, found.digest, found.kind
@@ -173,13 +172,13 @@ class Source:
     def rewards(self, eid: str) -> list[RewardRecord]:
         """Return the late rewards of an episode."""
         if self._url is not None:
-            return self._http("GET", f"{_path(eid)}/rewards").read(_RECORDS)
+            return self._http("GET", f"{episode_path(eid)}/rewards").read(_RECORDS)
         return self._local(lambda episodes: episodes.reads.rewards(eid, self._principal))
 
     def reward(self, eid: str, post: RewardPost) -> RewardRecord:
         """Add a late reward and return it as recorded."""
         if self._url is not None:
-            return self._http("POST", f"{_path(eid)}/rewards", json=post.model_dump()).read(_RECORD)
+            return self._http("POST", f"{episode_path(eid)}/rewards", json=post.model_dump()).read(_RECORD)
         return reward_record(asyncio.run(self.runtime.rewards.post_all(eid, [post], self._principal))[0])
 
     def bundle(
@@ -203,7 +202,7 @@ class Source:
             return
         params: list[tuple[str, str]] = [("also", eid) for eid in eids[1:]]
         params.append(("ancestors", str(ancestors).lower()))
-        address = self._address(f"{_path(eids[0])}/bundle")
+        address = self._address(f"{episode_path(eids[0])}/bundle")
         checked = _AfterHeader(write, address)
         self._checked_answer(answers.download(address, self._headers, params, checked, most_bytes))
         checked.finish()
@@ -266,7 +265,7 @@ class Source:
             UnknownEpisode: There is none, or it belongs to another token.
         """
         if self._url is not None:
-            return self._http("DELETE", _path(eid)).read(_COUNT).deleted
+            return self._http("DELETE", episode_path(eid)).read(_COUNT).deleted
         return self._local(lambda episodes: episodes.deletion.delete(eid, self._principal))
 
     def _local(self, work: Callable[[Episodes], Awaitable[T]]) -> T:
@@ -393,17 +392,6 @@ def _checked(url: str) -> str:
     if not is_http:
         raise InvalidRequest(f"--url takes http://HOST:PORT or https://HOST, not {url!r}")
     return url
-
-
-def _path(eid: str) -> str:
-    """Return the URL path of an episode.
-
-    Raises:
-        UnknownEpisode: ``eid`` has characters that no id has, with which the path could lead elsewhere.
-    """
-    if not EPISODE.matches(eid):
-        raise UnknownEpisode(eid)
-    return f"/episodes/{eid}"
 
 
 def _has_code(answer: answers.Answer) -> bool:

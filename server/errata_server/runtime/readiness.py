@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 
 from errata_protocol.printable import printable
 
+from ..concurrency.containment import text_of
+
 Check = Callable[[], str | None]
 """Returns why the server should be given no new work; None when all is well."""
 
@@ -66,8 +68,8 @@ class Readiness:
         for environment, unusable in list(self._unusable.items()):
             try:
                 why = [printable(text, 1000) for text in unusable().values()]
-            except Exception as error:  # of the environment's code, which says only what is wrong with its input
-                why = [printable(f"what it offers cannot be read ({type(error).__name__}: {error})", 1000)]
+            except BaseException as error:  # of the environment's code; SystemExit would end the event loop
+                why = [printable(f"what it offers cannot be read ({type(error).__name__}: {text_of(error)})", 1000)]
             if why:
                 more = [f"and {len(why) - _LISTED:,} more"] if len(why) > _LISTED else []
                 found[environment] = [*why[:_LISTED], *more]
