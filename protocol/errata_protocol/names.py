@@ -20,6 +20,7 @@ __all__ = [
     "INSTANCE",
     "LAYER",
     "PACKAGE_FILE",
+    "PROJECT",
     "REPOSITORY",
     "SESSION",
     "InvalidName",
@@ -102,6 +103,11 @@ REPOSITORY = _kind(
     "a repository",
     "owner/name of letters, digits and . _ + -, neither of them '.' or '..'",
     r"(?!\.{1,2}/)[A-Za-z0-9._+-]{1,100}/(?!\.{1,2}\Z)[A-Za-z0-9._+-]{1,100}",
+)
+PROJECT = _kind(
+    "the name of a project on a package index",
+    "letters, digits and . _ -, at most 200, with a letter or digit at both ends",
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,198}[A-Za-z0-9])?",
 )
 PACKAGE_FILE = _kind(
     "the name of a package's file",

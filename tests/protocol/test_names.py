@@ -23,6 +23,7 @@ VALID = {
     "ENVIRONMENT": ("swe_bench.lite-2",),
     "INSTANCE": ("psf__requests-1.2+x",),
     "PACKAGE_FILE": ("requests-2.0+x!1-py3.none-any.whl", "a" * 255),
+    "PROJECT": ("zope.interface", "a", "x" * 200),
     "REPOSITORY": ("django/django", "..a/.b."),
 }
 CASES = 4000

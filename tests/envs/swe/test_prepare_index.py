@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import json
 import socket
 import tarfile
 import threading
@@ -14,8 +15,20 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import InvalidRequest
-from swe_bench_lite_env.server.prepare.index import SOCKET, IndexFailed, PackageIndex, Sources, configured, lent
+from swe_bench_lite_env.server.prepare import index as index_module
+from swe_bench_lite_env.server.prepare.index import (
+    SOCKET,
+    IndexFailed,
+    Link,
+    PackageIndex,
+    Sources,
+    configured,
+    lent,
+)
 
+from ...hostile_names import PIECES
+from ...machine_speed import SLOWDOWN
+from ...server.hostile_servers import REFUSED, STRANGE, WAITS, hostile_server
 from .preparing import simple_index, wheel
 
 
@@ -182,3 +195,68 @@ def test_a_sandbox_gets_pages_and_the_files_they_link_to_and_nothing_else(index:
             assert ask(tmp_path / "socket", path)[0] == 404, path
         assert ask(tmp_path / "socket", "/simple/ledger/", "POST")[0] == 501
     assert not (tmp_path / "socket" / SOCKET).exists()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_TIMEOUT_S", 0.2 * SLOWDOWN)
+    monkeypatch.setattr(index_module, "_TOTAL_S", 0.2)
+    monkeypatch.setattr(index_module, "_TRIES", 1)
+    monkeypatch.setattr(index_module, "_MAX_PAGE_BYTES", 1024**2)
+    monkeypatch.setattr(index_module, "_MAX_FILE_BYTES", 1024**2)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_index_that_means_harm_gives_links_of_packages_or_fails_soon(tmp_path: Path) -> None:
+    with hostile_server() as server:
+        for answer in {**REFUSED, **STRANGE}:
+            index = PackageIndex(tmp_path / "cache", Sources((server + answer,)))
+            try:
+                assert index.links("ledger") == (), answer
+            except IndexFailed as error:
+                assert len(error.message) < 10_000
+            else:
+                assert answer not in WAITS
+            try:
+                index.fetch(Link("ledger-1.0.tar.gz", server + answer))
+            except IndexFailed as error:
+                assert len(error.message) < 10_000
+            else:
+                assert answer not in WAITS
+    assert not list((tmp_path / "cache").glob(".new-*"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_too_large_is_not_kept(pages: Pages, tmp_path: Path) -> None:
+    pages.answers["/simple/large/"] = pages.answers["/large.whl"] = [(200, "text/html", bytes(1024**2 + 1))]
+    pages.answers["/whole.whl"] = [(200, "text/html", bytes(1024**2))]
+    index = PackageIndex(tmp_path / "cache", Sources((f"http://{pages.place}/simple",)))
+    with pytest.raises(IndexFailed, match="more than 1,048,576 bytes"):
+        index.links("large")
+    with pytest.raises(IndexFailed, match="more than 1,048,576 bytes"):
+        index.fetch(Link("large.whl", f"http://{pages.place}/large.whl"))
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert index.fetch(Link("whole.whl", f"http://{pages.place}/whole.whl")).stat().st_size == 1024**2
+
+
+def test_the_name_of_no_project_is_asked_of_no_index(pages: Pages, tmp_path: Path) -> None:
+    index = PackageIndex(tmp_path / "cache", Sources((f"http://{pages.place}/simple",)))
+    with lent(index, tmp_path / "socket"):
+        for name in ("a%2Fb", "..%2f..%2fadmin", "a%3Fb", "a%23", "a%00", "a%0d%0aX:%20y", "%c3%a9", "a" * 300):
+            assert ask(tmp_path / "socket", f"/simple/{name}/")[1].count(b"<a ") == 0, name
+    for piece in PIECES:
+        assert index.links(f"{piece}a") == index.links(piece) == ()
+    assert pages.asked == []
+
+
+def test_a_page_of_a_server_links_to_no_file_of_this_machine(pages: Pages, tmp_path: Path) -> None:
+    secret = archive(tmp_path, "ledger-1.0.tar.gz").as_uri()
+    files = [{"filename": "ledger-1.0.tar.gz", "url": secret, "hashes": {}}]
+    pages.answers["/simple/ledger/"] = [
+        (200, "text/html", f'<a href="{secret}">ledger</a><a href="data:,x/ledger-1.0.tar.gz">y</a>'.encode()),
+        (200, "text/html", f'<base href="{secret}"><a href="ledger-1.0.tar.gz">ledger</a>'.encode()),
+        (200, "application/vnd.pypi.simple.v1+json", json.dumps({"files": files}).encode()),
+    ]
+    for _ in range(3):
+        assert PackageIndex(tmp_path / "cache", Sources((f"http://{pages.place}/simple",))).links("ledger") == ()
+    assert len(pages.asked) == 3

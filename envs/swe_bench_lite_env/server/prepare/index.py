@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
@@ -32,7 +33,7 @@ from urllib.response import addinfourl
 
 from errata_protocol.bounded_json import decode
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest
-from errata_protocol.names import DIGEST_ID, PACKAGE_FILE, shown
+from errata_protocol.names import DIGEST_ID, PACKAGE_FILE, PROJECT, shown
 
 log = logging.getLogger("errata.swe")
 
@@ -48,6 +49,10 @@ _MAX_FILE_BYTES = 8 * 1024**3
 _CHUNK = 1024**2
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2, */*;q=0.1"
 _ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz", ".tar.xz", ".egg")
+
+
+_NO_ANSWER = (OSError, HTTPException, UnicodeError)
+"""What a request raises that is not answered, or not as HTTP asks; UnicodeError is of its redirection."""
 
 
 class IndexFailed(EnvironmentFailed):
@@ -149,11 +154,13 @@ class PackageIndex:
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
 
     def links(self, project: str) -> tuple[Link, ...]:
-        """Return the files of a project in all indexes; none where it is in no index.
+        """Return the files of a project in all indexes; none where it is in no index, or its name is no project's.
 
         Raises:
-            IndexFailed: An index does not answer.
+            IndexFailed: An index does not answer, or not as HTTP and PEP 503 or 691 ask.
         """
+        if not PROJECT.matches(project):
+            return ()
         name = normalized(project)
         if name not in self._links:
             found: list[Link] = []
@@ -192,7 +199,7 @@ class PackageIndex:
             Path(temporary).chmod(0o644)
             Path(temporary).replace(place)
             return place
-        except OSError as error:
+        except _NO_ANSWER as error:
             raise IndexFailed(f"{link.filename} could not be fetched from {_shown(link.url)}: {error}") from error
         finally:
             Path(temporary).unlink(missing_ok=True)
@@ -251,7 +258,7 @@ class PackageIndex:
             if error.code in (403, 404, 410) and not needed:
                 return []
             raise IndexFailed(f"the package index {_shown(url)} answers {error.code} {error.reason}") from error
-        except OSError as error:
+        except _NO_ANSWER as error:
             raise IndexFailed(
                 f"the package index {_shown(url)} cannot be reached ({error}): packages come from it while an instance "
                 "is prepared; PIP_INDEX_URL names another"
@@ -293,7 +300,7 @@ class PackageIndex:
             except urllib.error.HTTPError as error:
                 if error.code < 500 or attempt == _TRIES:
                     raise
-            except OSError:
+            except _NO_ANSWER:
                 if attempt == _TRIES:
                     raise
             threading.Event().wait(2.0**attempt / 4)
@@ -351,6 +358,10 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.index = index
         self.offered: dict[str, Link] = {}
         super().__init__(address, _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # the sandbox closed its connection, or was silent for too long
+            log.exception("a request for the package index")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -437,7 +448,7 @@ def _html_links(text: str, url: str) -> list[Link]:
     for values in parser.found:
         target, fragment = urldefrag(urljoin(base, values["href"] or ""))
         name = unquote(urlsplit(target).path.rpartition("/")[2])
-        if PACKAGE_FILE.matches(name) and name.endswith(_ARCHIVES):
+        if PACKAGE_FILE.matches(name) and name.endswith(_ARCHIVES) and _may_link(url, target):
             digest = re.search(r"(?:^|&)sha256=([0-9a-f]{64})", fragment)
             asks, yanked = values.get("data-requires-python") or "", "data-yanked" in values
             reason = (values.get("data-yanked") or "") if yanked else None
@@ -458,10 +469,18 @@ def _json_links(content: bytes, url: str) -> list[Link]:
                     raise ValueError(f"the sha256 of {file['filename']} is {shown(digest)}")
                 asks = file.get("requires-python") or ""
                 when = file.get("upload-time") or ""
-                links.append(Link(file["filename"], urljoin(url, file["url"]), digest, asks, reason, when))
+                target = urljoin(url, file["url"])
+                if _may_link(url, target):
+                    links.append(Link(file["filename"], target, digest, asks, reason, when))
         return links
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IndexFailed(f"the package index {_shown(url)} answers JSON that is not PEP 691's: {error}") from error
+
+
+def _may_link(page: str, target: str) -> bool:
+    """Return whether a page may link to a file: one that came over HTTP must not name files of this machine."""
+    allowed = ("http", "https", "file") if urlsplit(page).scheme == "file" else ("http", "https")
+    return urlsplit(target).scheme in allowed
 
 
 def normalized(project: str) -> str:
