@@ -45,6 +45,14 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_files_of_tests_that_are_named_are_there(path: Path) -> None:
+    named = re.findall(r"`(tests/[\w./-]+\.(?:py|toml|md))", path.read_text())
+    assert [
+        file for file in named if file != "tests/verify.py" and not (ROOT / file).is_file()
+    ] == []  # that is a task's
+
+
 def commands(path: Path) -> Iterator[list[str]]:
     """Yield the words of each ``errata`` command line in an indented or fenced block."""
     text = path.read_text().replace("\\\n", " ")
