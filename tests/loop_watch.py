@@ -49,7 +49,10 @@ _IMPORT = "<frozen importlib._bootstrap>"
 
 
 _Seen = tuple[float, str | None]
-"""CPU time of the thread, and where code of the product was at work; None where other code was."""
+"""CPU time of the thread without garbage collections, and where code of the product was at work; None where other code
+was."""
+NONE: tuple[float | None, float] = (None, 0.0)
+"""What `LoopWatch._collecting` has for a thread without garbage collections."""
 
 
 class LoopWatch:
@@ -62,7 +65,7 @@ class LoopWatch:
     def __init__(self, product: tuple[str, ...] = _PRODUCT) -> None:
         self._product = product
         self._running: dict[int, list[_Seen]] = {}  # by thread: when and where its callback was seen
-        self._collecting: dict[int, tuple[float, float]] = {}  # by thread: since when, and sum before
+        self._collecting: dict[int, tuple[float | None, float]] = {}  # by thread: since when, and sum before
         self._found: list[str] = []
         self._original = events.Handle._run
         self._stopped = threading.Event()
@@ -77,15 +80,13 @@ class LoopWatch:
             thread = ident()
             before = running.get(thread)
             running[thread] = places = []
-            collected = collecting.get(thread)
-            began = clock()
+            began = clock() - collecting.get(thread, NONE)[1]
             try:
                 return original(handle)
             finally:
-                used = clock() - began
+                used = clock() - collecting.get(thread, NONE)[1] - began
                 if used > limit_s:
-                    after = collecting.get(thread, (0.0, 0.0))[1] - (collected[1] if collected else 0.0)
-                    long(handle, began, used - after, places)
+                    long(handle, began, used, places)
                 if before is None:
                     del running[thread]
                 else:
@@ -112,9 +113,9 @@ class LoopWatch:
 
     def _collected(self, phase: str, info: object) -> None:
         thread = threading.get_ident()
-        since, total = self._collecting.get(thread, (0.0, 0.0))
+        since, total = self._collecting.get(thread, NONE)
         now = time.thread_time()
-        self._collecting[thread] = (now, total) if phase == "start" else (0.0, total + now - since)
+        self._collecting[thread] = (now, total) if phase == "start" or since is None else (None, total + now - since)
 
     def _look(self) -> None:
         while not self._stopped.wait(LOOK_S):
@@ -125,8 +126,9 @@ class LoopWatch:
                 frame = frames.get(thread)
                 if frame is not None:
                     with contextlib.suppress(OSError):  # the thread has ended
-                        clock = time.clock_gettime(time.pthread_getcpuclockid(thread))
-                        places.append((clock, self._place(frame)))
+                        since, total = self._collecting.get(thread, NONE)
+                        now = time.clock_gettime(time.pthread_getcpuclockid(thread)) if since is None else since
+                        places.append((now - total, self._place(frame)))
             del frames
 
     def _place(self, frame: FrameType | None) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from errata_protocol.detect import detect
 
 from . import loop_watch as watching
 from .loop_watch import LIMIT_S, LoopWatch
+from .machine_speed import SLOWDOWN
 
 LONG = "a;" * 130_000
 
@@ -57,4 +60,34 @@ async def test_waiting_is_no_work(loop_watch: LoopWatch, monkeypatch: pytest.Mon
     asyncio.get_running_loop().call_soon(time.sleep, 1.5 * LIMIT_S)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
+    assert loop_watch.take() == []
+
+
+async def test_a_garbage_collection_is_no_work_of_the_product(loop_watch: LoopWatch) -> None:
+    source = f"""
+def work(clock, collect):
+    for _ in range(2):
+        began = clock()
+        while clock() - began < {0.3 * LIMIT_S}:
+            pass
+        collect()
+
+def slow(phase, info):
+    if phase == "start":
+        sum(range({int(20_000_000 * SLOWDOWN)}))  # no thread can look meanwhile, as in a collection
+"""
+    names: dict[str, Any] = {}
+    exec(compile(source, f"{watching._ROOT}/server/errata_server/made.py", "exec"), names)
+
+    def work_and_more() -> None:
+        names["work"](time.thread_time, gc.collect)
+        compute(0.3 * LIMIT_S)
+
+    gc.callbacks.append(names["slow"])
+    try:
+        asyncio.get_running_loop().call_soon(work_and_more)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    finally:
+        gc.callbacks.remove(names["slow"])
     assert loop_watch.take() == []
