@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -18,8 +20,10 @@ from errata_server.journal import EpisodeRow, IndexedJournal, SessionRow
 from errata_server.sandbox.base import Limits
 from errata_server.sandbox.files.walk import Usage
 from errata_server.sandbox.namespace.backend import NamespaceBackend
-from errata_server.sandbox.namespace.disk_watch import DiskSpace, DiskWatch, Growth, exceeded_limit
+from errata_server.sandbox.namespace.disk_watch import DiskSpace, DiskWatch, Growth, Measurement, exceeded_limit
 from errata_server.sandbox.namespace.free_space import FreeSpace
+
+from ..server.conftest import until
 
 MIB = 1024**2
 SMALL = Limits(file_size_bytes=32 * MIB, disk_bytes=64 * MIB, inodes=2_000)
@@ -52,6 +56,44 @@ async def test_files_without_a_name_count(namespace_backend: NamespaceBackend, p
     result = await box.run("python3 p.py", timeout_s=50.0)
     assert (result.limit_hit, result.timed_out, result.exit_code) == ("disk", False, 137), result
     assert (await box.run("echo on")).stdout == "on\n"
+
+
+@pytest.mark.sandbox
+async def test_a_command_that_has_not_begun_answers_for_no_growth_of_the_disk(
+    namespace_backend: NamespaceBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine a child takes long to receive the descriptors of its request, which wait in a socket.
+    box = await namespace_backend.open(limits=SMALL)
+    counts = 0
+    measure = DiskWatch.measure
+
+    def counted(watch: DiskWatch) -> Measurement:
+        nonlocal counts
+        counts += 1
+        return measure(watch)
+
+    monkeypatch.setattr(DiskWatch, "measure", counted)
+    await until(lambda: len(namespace_backend.runners._ready) > 0)
+    waiting = [
+        int(child)
+        for runner in namespace_backend.runners._ready
+        for child in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
+    ]
+    for child in waiting:
+        os.kill(child, signal.SIGSTOP)
+    task = asyncio.create_task(box.run("echo ok"))
+    try:
+        await until(lambda: counts > 0)
+        (tmp_path / "of-another-program").write_bytes(bytes(2 * SMALL.disk_bytes))
+        os.sync()
+        seen = counts
+        await until(lambda: counts > seen + 3 or task.done())
+    finally:
+        for child in waiting:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGCONT)
+    result = await task
+    assert (result.limit_hit, result.stdout) == (None, "ok\n"), result
 
 
 @pytest.mark.sandbox
@@ -206,7 +248,11 @@ async def test_the_wake_at_comes_when_half_of_the_rest_may_be_written(tmp_path: 
     with ThreadPoolExecutor(1) as counting:
         limits = Limits(disk_bytes=256 * MIB, inodes=1000)
         space = FreeSpace(tmp_path)
-        watch = DiskWatch(tmp_path, limits, Usage(), 0, os.getpid(), counting, Growth(), space)
+
+        def watching(limits: Limits) -> DiskWatch:
+            return DiskWatch(tmp_path, limits, Usage(), 0, os.getpid(), counting, Growth(), space, lambda: True)
+
+        watch = watching(limits)
         idle = DiskSpace(10**12, 10**6, 300, 20)
         assert watch._wake_at(idle, Usage()) == (10**12 - 128 * MIB, 10**6 - 500)
         assert watch._wake_at(idle, Usage(900, 192 * MIB)) == (10**12 - 32 * MIB, 10**6 - 50)
@@ -218,7 +264,9 @@ async def test_the_wake_at_comes_when_half_of_the_rest_may_be_written(tmp_path: 
         assert watch._due(DiskSpace(10**12 - 130 * MIB, 10**6, 0, 0), idle, Usage())
         fast, slow = Limits(disk_bytes=256 * MIB, inodes=2000), Limits(disk_bytes=256 * MIB, inodes=10**6)
         pauses = [
-            DiskWatch(tmp_path, limits, Usage(), 0, os.getpid(), counting, Growth(), space)._pause(idle, idle, used)
+            DiskWatch(tmp_path, limits, Usage(), 0, os.getpid(), counting, Growth(), space, lambda: True)._pause(
+                idle, idle, used
+            )
             for limits, used in ((fast, Usage()), (fast, Usage(3000)), (slow, Usage()))
         ]
         assert pauses == [0.02, 0.005, 0.3]

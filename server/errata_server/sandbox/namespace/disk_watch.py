@@ -16,6 +16,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,8 @@ class DiskWatch:
         count_executor: Threads for counting.
         growth: The backend's known growth.
         space: Watches the file system of ``upper``.
+        has_begun: Returns whether the command may run. Before that its processes are the server's own, which wait for
+            descriptors in a socket; called on a thread.
     """
 
     def __init__(
@@ -193,6 +196,7 @@ class DiskWatch:
         count_executor: Executor,
         growth: Growth,
         space: FreeSpace,
+        has_begun: Callable[[], bool],
     ) -> None:
         self._upper = upper
         self._limits = limits
@@ -202,6 +206,7 @@ class DiskWatch:
         self._count_executor = count_executor
         self._growth = growth
         self._space = space
+        self._has_begun = has_begun
         self._most_bytes = max(limits.disk_bytes, before.size_bytes)
         self._most_entries = max(limits.inodes, before.entries)
         self._began_ns = time.time_ns() - int(_CLOCK_S * 1e9)
@@ -259,10 +264,11 @@ class DiskWatch:
         """
         most_entries, most_bytes = self._most_entries, self._most_bytes
         named = as_owner.call(usage, self._upper, max_entries=most_entries, max_bytes=most_bytes)
+        has_begun = self._has_begun()
         held = held_files(self._init, self._began_ns)
         self._note(named.allocated_bytes + held.size_bytes)
         total = named.size_bytes + held.size_bytes
-        return Measurement(Usage(named.entries, total, named.whiteouts), held.is_partial)
+        return Measurement(Usage(named.entries, total, named.whiteouts), has_begun and held.is_partial)
 
     def end(self, used: Usage) -> None:
         """End the watch and record the usage of ``upper`` after all processes have ended.

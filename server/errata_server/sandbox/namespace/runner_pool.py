@@ -10,6 +10,7 @@ import array
 import asyncio
 import contextlib
 import errno
+import fcntl
 import functools
 import logging
 import marshal
@@ -18,6 +19,7 @@ import select
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections import deque
@@ -70,6 +72,16 @@ class Runner:
             return True
         except OSError:
             return False
+
+    @property
+    def has_taken_request(self) -> bool:
+        """Whether its child has received all that was sent on ``request``, or the socket is closed."""
+        unread = array.array("i", [0])
+        try:
+            fcntl.ioctl(self.request, termios.TIOCOUTQ, unread)  # SIOCOUTQ of a socket
+        except (OSError, ValueError):
+            return True
+        return unread[0] == 0
 
     def stop(self) -> None:
         """Kill its processes; an `Exchange` that waits for its end raises an error."""

@@ -412,6 +412,7 @@ class NamespaceSandbox(Sandbox):
             backend.count_executor,
             backend.growth,
             backend.space,
+            lambda: runner.has_taken_request,
         )
 
     def _count(self) -> Usage:
