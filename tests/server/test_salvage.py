@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -142,7 +143,7 @@ async def test_ten_flipped_bits_lose_only_the_sessions_in_the_damaged_frames(
     flip_anywhere(tmp_path, chance, 10)
     damaged = in_damaged(frames)
 
-    report = salvage(tmp_path)
+    report = await asyncio.to_thread(salvage, tmp_path)
 
     assert {found.sid for found in report.sessions} == damaged
     assert report.unattributed_bytes == 0
@@ -173,7 +174,7 @@ async def test_a_compacted_segment_loses_only_the_damaged_rows(tmp_path: Path) -
     at = path.read_bytes().index(row.payload)
     flip(path, 8 * at)
 
-    assert [found.sid for found in salvage(tmp_path).sessions] == [row.sid]
+    assert [found.sid for found in (await asyncio.to_thread(salvage, tmp_path)).sessions] == [row.sid]
     after = contents(tmp_path)
     assert {sid for sid in before if after[sid] != before[sid]} == {row.sid}
     assert journal_problems(tmp_path) == []
@@ -196,7 +197,7 @@ async def test_a_compacted_segment_without_a_good_header_or_map_loses_nothing(tm
     if "header" in part:
         flip(path, 8 * 25)
 
-    report = salvage(tmp_path)
+    report = await asyncio.to_thread(salvage, tmp_path)
 
     assert report.is_damaged and report.sessions == ()
     assert contents(tmp_path) == before
@@ -215,7 +216,7 @@ async def test_a_lost_page_is_attributed_by_the_index(tmp_path: Path, seed: int,
     path.write_bytes(data)
     damaged = in_damaged(frames)
 
-    report = salvage(tmp_path)
+    report = await asyncio.to_thread(salvage, tmp_path)
 
     assert {found.sid for found in report.sessions} == damaged
     after = contents(tmp_path)
@@ -235,7 +236,7 @@ async def test_what_nothing_attributes_may_have_been_any_sessions_last_row(tmp_p
     data[5000:9096] = bytes(4096)
     path.write_bytes(data)
 
-    report = salvage(tmp_path)
+    report = await asyncio.to_thread(salvage, tmp_path)
 
     assert report.unattributed_bytes > 0
     listed = {found.sid for found in report.sessions}
@@ -250,7 +251,7 @@ async def test_a_missing_segment_loses_those_that_the_index_has_rows_of_there(tm
     with pytest.raises(JournalUnavailable, match="errata journal salvage"):
         IndexedJournal(tmp_path)
 
-    report = salvage(tmp_path)
+    report = await asyncio.to_thread(salvage, tmp_path)
 
     gone = {sid for path, _, _, sids in frames if path.name == "00000003.log" for sid in sids}
     assert {found.sid for found in report.sessions} == gone
@@ -271,7 +272,7 @@ async def test_a_deletion_in_a_damaged_frame_stays_done(tmp_path: Path) -> None:
     flip(path, 8 * (begin + 4))
     (tmp_path / INDEX).unlink()
 
-    salvage(tmp_path)
+    await asyncio.to_thread(salvage, tmp_path)
 
     journal = IndexedJournal(tmp_path)
     assert journal.episode("ep_0000000000000000000001") is None
@@ -283,7 +284,7 @@ async def test_a_whole_frame_at_the_end_that_is_damaged_is_no_torn_one(tmp_path:
     path, begin, _, sids = frames_of(tmp_path)[-1]
     flip(path, 8 * (begin + FRAME_BYTES + 20))
 
-    report = salvage(tmp_path)
+    report = await asyncio.to_thread(salvage, tmp_path)
 
     assert {found.sid for found in report.sessions} == sids
 
@@ -298,7 +299,7 @@ async def test_a_torn_end_is_cut_off_and_said_with_what_it_held(
     path = tmp_path / "00000001.log"
     path.write_bytes(path.read_bytes()[:-1])
 
-    report = salvage(tmp_path)
+    report = await asyncio.to_thread(salvage, tmp_path)
     assert (report.is_damaged, report.output) == (False, None)
     assert [found.what for found in report.damaged] == ["tail"]
     assert "session s" in report.damaged[0].holds
@@ -312,7 +313,7 @@ async def test_an_end_that_is_gone_and_that_the_index_knows_of_is_damage(tmp_pat
     path, begin, data, _ = frames[-3]
     os.truncate(path, begin + len(data) // 2)
 
-    report = salvage(tmp_path)
+    report = await asyncio.to_thread(salvage, tmp_path)
 
     assert {found.sid for found in report.sessions} == set().union(*(sids for *_, sids in frames[-3:]))
     assert journal_problems(tmp_path) == []
@@ -389,7 +390,7 @@ async def test_a_repaired_journal_verifies_at_once_and_after_a_start(
         if not with_index:
             (directory / INDEX).unlink()
         damage(directory, how, chance)
-        salvage(directory)
+        await asyncio.to_thread(salvage, directory)
         assert journal_problems(directory) == []
         IndexedJournal(directory).close()
         assert journal_problems(directory) == []
@@ -411,7 +412,7 @@ async def test_a_flipped_byte_of_a_closed_session_is_found_by_reads_verify_and_s
             journal.delivery("e", 0)
         assert journal.session("other") is not None
     assert journal_problems(tmp_path)
-    assert salvage(tmp_path, dry_run=True).is_damaged
+    assert (await asyncio.to_thread(salvage, tmp_path, dry_run=True)).is_damaged
     (tmp_path / INDEX).unlink()
     with pytest.raises(JournalUnavailable):
         IndexedJournal(tmp_path)
@@ -423,7 +424,7 @@ async def test_a_copy_leaves_the_journal_as_it_is(tmp_path: Path) -> None:
     flip_anywhere(source, random.Random(7), 10)
     files = {path: path.read_bytes() for path in source.glob("*.log")}
 
-    report = salvage(source, output=copy)
+    report = await asyncio.to_thread(salvage, source, output=copy)
 
     assert {path: path.read_bytes() for path in source.glob("*.log")} == files
     assert report.output == copy and report.originals is None
@@ -435,10 +436,10 @@ async def test_a_dry_run_writes_nothing_and_reports_the_same(tmp_path: Path) -> 
     flip_anywhere(tmp_path, random.Random(8), 10)
     files = {path: path.read_bytes() for path in tmp_path.glob("*.log")}
 
-    said = salvage(tmp_path, dry_run=True)
+    said = await asyncio.to_thread(salvage, tmp_path, dry_run=True)
 
     assert {path: path.read_bytes() for path in tmp_path.glob("*.log")} == files
-    assert salvage(tmp_path).sessions == said.sessions
+    assert (await asyncio.to_thread(salvage, tmp_path)).sessions == said.sessions
 
 
 async def test_originals_are_kept_and_a_repaired_journal_is_whole(tmp_path: Path) -> None:
@@ -446,13 +447,13 @@ async def test_originals_are_kept_and_a_repaired_journal_is_whole(tmp_path: Path
     flip_anywhere(tmp_path, random.Random(9), 10)
     damaged = {path.name: path.read_bytes() for path in tmp_path.glob("*.log")}
 
-    report = salvage(tmp_path)
+    report = await asyncio.to_thread(salvage, tmp_path)
 
     assert report.originals is not None
     for number in {found.segment for found in report.damaged}:
         name = f"{number:08d}.log"
         assert (report.originals / f"{name}.1").read_bytes() == damaged[name]
-    again = salvage(tmp_path)
+    again = await asyncio.to_thread(salvage, tmp_path)
     assert (again.damaged, again.sessions, again.output) == ((), (), None)
 
 
@@ -472,7 +473,7 @@ async def test_a_salvage_that_died_is_done_again(tmp_path: Path, monkeypatch: py
     chance = random.Random(10)
     await filled(tmp_path / "whole", chance)
     flip_anywhere(tmp_path / "whole", chance, 10)
-    wanted = {found.sid for found in salvage(tmp_path / "whole", dry_run=True).sessions}
+    wanted = {found.sid for found in (await asyncio.to_thread(salvage, tmp_path / "whole", dry_run=True)).sessions}
     for at in range(40):
         directory = tmp_path / f"{at}"
         shutil.copytree(tmp_path / "whole", directory)
@@ -481,11 +482,11 @@ async def test_a_salvage_that_died_is_done_again(tmp_path: Path, monkeypatch: py
             for name in ("append", "sync", "rename", "sync_names"):
                 patch.setattr(DirectoryDisk, name, failing_after(left, getattr(DirectoryDisk, name)))
             try:
-                salvage(directory)
+                await asyncio.to_thread(salvage, directory)
                 return
             except JournalUnavailable:
                 pass
-        salvage(directory)
+        await asyncio.to_thread(salvage, directory)
         journal = IndexedJournal(directory)
         for sid in wanted:
             row = journal.session(sid)
@@ -504,7 +505,7 @@ async def test_an_unknown_version_is_no_damage(tmp_path: Path) -> None:
     data[HEADER_BYTES - 4 : HEADER_BYTES] = zlib.crc32(data[: HEADER_BYTES - 4]).to_bytes(4, "little")
     path.write_bytes(data)
     with pytest.raises(JournalUnavailable, match="the Errata version that wrote it"):
-        salvage(tmp_path)
+        await asyncio.to_thread(salvage, tmp_path)
 
 
 # -- a server on what is whole -----------------------------------------------------------------------------------------
