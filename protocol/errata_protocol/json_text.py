@@ -27,8 +27,16 @@ MAX_DIGITS = 308
 MAX_TOKENS = 100_000
 """Most tokens that `elements` and `cut_out` read: every bracket, and commas and colons of the outermost value."""
 
+MAX_VALUES = 50_000
+"""Most values, keys not counted, of a message that is decoded: these, not its bytes, are what takes time."""
+
+_GLANCE = 1024**2
+"""Bytes in which all commas and brackets are counted at a time."""
+_PIECE = 64 * 1024
+"""Bytes in which those outside of strings are counted at a time."""
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _STRINGS = re.compile(_STRING, re.DOTALL)
+_STRING_OF_PIECE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("|\\?\Z)', re.DOTALL)
 _TOKEN = re.compile(rb'(?:[^"\[\]{},:]++|' + _STRING + rb")*+([\[\]{},:])", re.DOTALL)
 _BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+([\[\]{}])", re.DOTALL)
 _LEVELS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -119,6 +127,42 @@ def _with_text(value: Any, level: int) -> Any:
         return value
     plain = to_jsonable_python(value, inf_nan_mode="constants", serialize_unknown=False)  # a model, a path, a date
     return plain if plain is value else _with_text(plain, level)
+
+
+class ValueCount:
+    """Counts the values of one JSON text that comes in pieces. What is not JSON has some number too."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Commas and opening brackets outside of strings so far: at least as many as values that are no keys."""
+        self._carry = b""  # a string that goes on in the next piece begins with this
+
+    def add(self, piece: bytes) -> None:
+        """Count those of the next piece."""
+        # A string leaves its two quotes, and one without an end its first, and a backslash that the piece ends with.
+        bare = _STRING_OF_PIECE.sub(rb'"\1', self._carry + piece)
+        self._carry = b"" if bare.count(b'"') % 2 == 0 else b'"\\' if bare.endswith(b"\\") else b'"'
+        self.count += bare.count(b",") + bare.count(b"[") + bare.count(b"{")
+
+
+def has_more_values(text: bytes, most: int = MAX_VALUES) -> bool:
+    """Return whether a JSON text has more values than ``most``; reads no more of it than it needs to know."""
+    if len(text) <= most:
+        return False
+    may_have = 0
+    for at in range(0, len(text), _GLANCE):
+        glance = text[at : at + _GLANCE]
+        may_have += glance.count(b",") + glance.count(b"[") + glance.count(b"{")
+        if may_have > most:
+            break
+    else:
+        return False  # not even if no string had any of these characters
+    counted = ValueCount()
+    for at in range(0, len(text), _PIECE):
+        counted.add(text[at : at + _PIECE])
+        if counted.count > most:
+            return True
+    return False
 
 
 def depth(text: bytes) -> int:

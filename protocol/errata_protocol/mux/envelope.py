@@ -34,13 +34,15 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..bounded_json import no_constant
 from ..errors import FrameTooLarge, InvalidEnvelope, RemoteProtocolError, Unparsable
-from ..json_text import cut_out, depth, elements, has_surrogates
+from ..json_text import MAX_VALUES, cut_out, depth, elements, has_more_values, has_surrogates
 from ..names import SESSION
 from ..payload import DIGEST_PREFIX
 
 MAX_ID = 2**53 - 1
 MAX_DEPTH = 64
 """Levels of objects and arrays in one envelope."""
+MAX_HEAD_BYTES = 4096
+"""Most bytes that an envelope with data of too many values has beside its data."""
 
 RequestId = Annotated[int, Meta(ge=1, le=MAX_ID)]
 Count = Annotated[int, Meta(ge=0, le=MAX_ID)]
@@ -166,8 +168,7 @@ def _read_elements(frame: bytes) -> list[Element]:
         else:
             data = bytes(raw)  # a copy: the queue must not keep whole frames alive
             colons += 1 + data.count(b":")
-            # Fewer brackets than levels cannot nest too deep; fewer bytes cannot hold as many brackets.
-            if len(data) >= 2 * MAX_DEPTH and data.count(b"{") + data.count(b"[") >= MAX_DEPTH:
+            if _may_nest(data) and depth(data) >= MAX_DEPTH:
                 return _read_slowly(frame, array)
         colons += (
             1
@@ -180,6 +181,48 @@ def _read_elements(frame: bytes) -> list[Element]:
             colons += 2 + (envelope.condition.eid is not UNSET)
         elements.append((envelope, data))
     return elements if frame.count(b":") == colons else _read_slowly(frame, array)
+
+
+def _may_nest(data: bytes) -> bool:
+    """Return whether data may nest too deep: fewer brackets than levels cannot, nor fewer bytes hold as many."""
+    return len(data) >= 2 * MAX_DEPTH and data.count(b"{") + data.count(b"[") >= MAX_DEPTH
+
+
+def read_assembled(text: bytes, *, max_bytes: int) -> Element:
+    """Decode and validate an envelope that came in parts.
+
+    One with more than `MAX_VALUES` values is decoded only if it is a request, without looking at its data: to find
+    what is wrong with another takes longer than all others can wait.
+
+    Args:
+        text: The envelope.
+        max_bytes: Size limit.
+
+    Returns:
+        The envelope and the exact bytes of its ``data``, or a `Malformed`.
+
+    Raises:
+        InvalidEnvelope: It is no envelope, or none that is read.
+    """
+    if not has_more_values(text):
+        try:
+            (element,) = read_frame(text, max_bytes=max_bytes, max_elements=1)
+        except (Unparsable, FrameTooLarge) as error:
+            raise InvalidEnvelope(f"the parts make no envelope: {error}") from error
+        return element
+    try:
+        text.decode()
+        envelope = _ONE.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise InvalidEnvelope(f"the parts make no envelope: {error}") from error
+    if envelope.type not in ("step", "reset", "mcp") or envelope.id is UNSET or envelope.data is UNSET:
+        raise InvalidEnvelope(f"the parts have more than {MAX_VALUES} JSON values: only the data of a request may")
+    data = bytes(envelope.data)
+    head = _without(text, data)
+    if len(head) > MAX_HEAD_BYTES:
+        raise InvalidEnvelope(f"the parts make an envelope with {len(head)} bytes beside its data: a key stands twice")
+    refuse_duplicate_keys(head)
+    return envelope, data
 
 
 def _read_slowly(frame: bytes, array: bool) -> list[Element]:

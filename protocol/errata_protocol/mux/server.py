@@ -60,7 +60,7 @@ from .effects import (
     RunRequest,
     Stored,
 )
-from .envelope import Envelope, Malformed, is_sid, read_frame, write_envelope
+from .envelope import Envelope, Malformed, is_sid, read_assembled, read_frame, write_envelope
 from .messages import (
     ACK_DATA,
     GROUP_DATA,
@@ -243,11 +243,7 @@ class ServerProtocol:
         Raises:
             InvalidEnvelope: The envelope cannot be read, or it is a part itself.
         """
-        try:
-            elements = read_frame(whole, max_bytes=self.config.limits.max_frame, max_elements=1)
-        except (Unparsable, FrameTooLarge) as error:
-            raise InvalidEnvelope(f"the parts make no envelope: {error}") from error
-        (element,) = elements
+        element = read_assembled(whole, max_bytes=self.config.limits.max_frame)
         if isinstance(element, Malformed):
             raise element.error
         if element[0].type == "part":

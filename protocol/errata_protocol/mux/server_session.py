@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct
 
 from ..capabilities import ServerLimits
 from ..errors import ErrataError
+from ..json_text import has_more_values
 from ..payload import canonical
 from .envelope import Condition, Envelope
 from .parts import Allowance, Assembly, Outbox
@@ -285,7 +286,7 @@ def same_request(kind: str, sha: bytes, data: bytes, other_kind: str, other_sha:
         return False
     if sha == other_sha:
         return True
-    if other is None:
+    if other is None or has_more_values(data) or has_more_values(other):  # such data is refused in any form
         return False
     try:
         forms = [canonical(msgspec.json.decode(text)) for text in (data, other)]

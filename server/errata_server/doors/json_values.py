@@ -8,18 +8,14 @@ having many.
 from __future__ import annotations
 
 import asyncio
-import re
 
 from errata_protocol.errors import FrameTooLarge
-
-MAX_VALUES = 50_000
-"""Most values, keys not counted, that one message may have."""
+from errata_protocol.json_text import MAX_VALUES, ValueCount
 
 _GLANCE = 1024**2
 """Characters in which commas and brackets are counted before others get a turn."""
 _PIECE = 64 * 1024
 """Characters in which those outside of strings are counted before others get a turn."""
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("|\\?\Z)', re.DOTALL)
 
 
 async def excess(text: bytes | str) -> FrameTooLarge | None:
@@ -38,9 +34,8 @@ class ValueCounter:
 
     def __init__(self) -> None:
         self._may_have = 0
-        self._count = 0
+        self._counted = ValueCount()
         self._parts: list[bytes | str] = []
-        self._carry = b""  # a string that goes on in the next piece begins with this
 
     async def exceeds(self, text: bytes | str) -> bool:
         """Add a part; return whether the parts so far have more than `MAX_VALUES` values."""
@@ -59,14 +54,8 @@ class ValueCounter:
         for part in parts:
             for at in range(0, len(part), _PIECE):
                 piece = part[at : at + _PIECE]
-                self._count_piece(piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass"))
-                if self._count > MAX_VALUES:
+                self._counted.add(piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass"))
+                if self._counted.count > MAX_VALUES:
                     return True
                 await asyncio.sleep(0)
         return False
-
-    def _count_piece(self, piece: bytes) -> None:
-        # A string leaves its two quotes, and one without an end its first, and a backslash that the piece ends with.
-        bare = _STRING.sub(rb'"\1', self._carry + piece)
-        self._carry = b"" if bare.count(b'"') % 2 == 0 else b'"\\' if bare.endswith(b"\\") else b'"'
-        self._count += bare.count(b",") + bare.count(b"[") + bare.count(b"{")

@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from errata_protocol.json_text import MAX_VALUES
+
 from ..concurrency.queues import Inbox
 from ..sessions.session import Session
 from ..sessions.sessions import Sessions
 from .asgi_extensions import Unread, set_message_bounds
-from .json_values import MAX_VALUES, excess
+from .json_values import excess
 
 log = logging.getLogger("errata.ws")
 

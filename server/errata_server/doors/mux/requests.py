@@ -24,6 +24,7 @@ from errata_protocol.errors import (
     SessionUnknown,
     UnknownEpisode,
 )
+from errata_protocol.json_text import MAX_VALUES
 from errata_protocol.mux import EncodedReply, RecordError, RunRequest, injected_fork
 
 from ...concurrency.containment import text_of
@@ -34,7 +35,7 @@ from ...runtime.rows import Admitted, error_row, refused_row, replied_row
 from ...sessions.session import Committed, Session
 from ...sessions.sessions import Sessions
 from ..injected_state import reset_to
-from ..json_values import MAX_VALUES, excess
+from ..json_values import excess
 from .driver import ProtocolDriver, journal_sid
 from .lifetime import SessionLifetime
 from .translation import RequestDecoder, RpcRefused, object_of, replayed_reply, reply_of

@@ -109,6 +109,7 @@ class NamespaceBackend(Backend):
         self._lock_fd = -1
         self._info: BackendInfo | None = None
         self._mapped: dict[str, bool] = {}
+        self._linked: dict[str, Path] = {}
         self.reserve_bytes = reserve_bytes
         self.count_executor = ThreadPoolExecutor(2, "errata-count")
         self.growth = Growth()
@@ -264,16 +265,19 @@ class NamespaceBackend(Backend):
         return found
 
     def link_base(self, base: BaseTree) -> str:
-        """Make a symlink to a base tree; return its path relative to the layers directory, short for mount options."""
+        """Make a symlink to a base tree, unless it was made before; return its path relative to the layers directory,
+        short for mount options."""
+        if self._linked.get(base.id) == base.root:  # a busy disk must not hold up the event loop
+            return f"../bases/{base.id}"
         link = self.data_dir / "bases" / base.id
         try:
-            if link.readlink() == base.root:
-                return f"../bases/{base.id}"
-            link.unlink()
+            if link.readlink() != base.root:
+                link.unlink()
         except FileNotFoundError:
             pass
         with contextlib.suppress(FileExistsError):
             link.symlink_to(base.root)
+        self._linked[base.id] = base.root
         return f"../bases/{base.id}"
 
     def is_mapped(self, base: BaseTree) -> bool:
