@@ -18,9 +18,11 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,47 +74,27 @@ async def repeat(work: Callable[[], Awaitable[Any]], refused: list[int]) -> None
                 await asyncio.sleep(0.2)
 
 
-class Load:
-    """Sessions of one kind, each with a connection of its own, that work while it is entered."""
+async def load(server_url: str, hostile: bool) -> dict[str, int]:
+    """Run 8 sessions of one kind, each with a connection of its own, until standard input ends."""
+    done: list[int] = []
+    refused: list[int] = []
 
-    def __init__(self, server: ServerProcess) -> None:
-        self.server = server
-        self.refused: list[int] = []
-        self.done = 0
-
-    @contextlib.asynccontextmanager
-    async def sessions(self, hostile: bool) -> Any:
-        """Run 8 sessions until the block ends."""
-        async with contextlib.AsyncExitStack() as stack:
-            tasks = []
-            for number in range(8):
-                on_swe = hostile and number < 4
-                url = f"{self.server.url}/{'swe_bench_lite' if on_swe else 'terminal'}"
-                client = await stack.enter_async_context(ErrataClient(url, message_timeout_s=600))
-                tasks.append(asyncio.create_task(repeat(self._work(client, number, hostile), self.refused)))
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _work(self, client: ErrataClient, number: int, hostile: bool) -> Callable[[], Awaitable[Any]]:
+    def work(client: ErrataClient, number: int) -> Callable[[], Awaitable[Any]]:
         async def submit() -> None:
             await client.reset()
             await client.step({"tool": "run", "command": SUBMITS[number], "timeout_s": 30})
             await client.step({"tool": "submit"})
-            self.done += 1
+            done.append(1)
 
         async def patched() -> None:
             await client.reset()
             await client.step({"tool": "apply_patch", "patch": patch(20_000)})
-            self.done += 1
+            done.append(1)
 
         async def command() -> None:
             await client.reset()
             await client.step({"command": COMMANDS[number - 4] if hostile else BUSY, "timeout_s": 30})
-            self.done += 1
+            done.append(1)
 
         async def values() -> None:
             await client.reset()
@@ -121,6 +103,37 @@ class Load:
         if not hostile or number in (4, 5, 6):
             return command
         return {3: patched, 7: values}.get(number, submit)
+
+    async with contextlib.AsyncExitStack() as stack:
+        tasks = []
+        for number in range(8):
+            url = f"{server_url}/{'swe_bench_lite' if hostile and number < 4 else 'terminal'}"
+            client = await stack.enter_async_context(ErrataClient(url, message_timeout_s=600))
+            tasks.append(asyncio.create_task(repeat(work(client, number), refused)))
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return {"done": len(done), "refused": len(refused)}
+
+
+@contextlib.asynccontextmanager
+async def beside(server: ServerProcess, hostile: bool, counts: Counter[str]) -> AsyncIterator[None]:
+    """Run `load` in a process of its own, because its work must not delay the honest clients, until the block ends."""
+    kind = "hostile" if hostile else "control"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, __file__, "--load", kind, "--url", server.url),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        assert await process.stdout.readline() == b"ready\n", "the load could not begin: see its messages above"
+        yield
+    finally:
+        output, _ = await process.communicate(b"")
+        counts.update({f"{kind}_{name}": count for name, count in json.loads(output or "{}").items()})
 
 
 async def honest(clients: list[ErrataClient], seconds: float) -> list[float]:
@@ -158,11 +171,11 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         for client in clients:
             await client.reset()
             await client.step({"command": "true"})
-        load = Load(server)
+        counts: Counter[str] = Counter()
         for number in range(options.rounds):
             found = {}
             for hostile in (number % 2 == 0, number % 2 == 1):
-                async with load.sessions(hostile):
+                async with beside(server, hostile, counts):
                     await asyncio.sleep(min(3.0, options.seconds))
                     took = sorted(await honest(clients, options.seconds))
                 memory.append(memory_mib(server))
@@ -188,8 +201,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "honest": options.honest,
         "rounds": rounds,
         "p99_ratio_median": statistics.median(one["hostile"]["p99_ms"] / one["control"]["p99_ms"] for one in rounds),
-        "hostile_done": load.done,
-        "refused": len(load.refused),
+        **counts,
         "server_rss_mib_most": max(memory),
     }
 
@@ -202,7 +214,12 @@ def main() -> None:
     parser.add_argument("--honest", type=int, default=100, help="number of honest sessions (default: 100)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--smoke", action="store_true", help="small and quick: shows that it runs, measures nothing")
+    parser.add_argument("--load", choices=("hostile", "control"), help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.load:
+        print(json.dumps(asyncio.run(load(options.url, options.load == "hostile"))))
+        return
     options.load = os.getloadavg()[0]
     if options.smoke:
         options.rounds, options.seconds, options.honest = 1, 2.0, 5
