@@ -49,7 +49,8 @@ async def test_a_flood_of_idle_sockets_stops_no_sandbox(tmp_path: Path) -> None:
     worst = 0
     env = {"ERRATA_TOKEN": TOKEN}
     python = limited(tmp_path, LIMIT)
-    with ServerProcess("terminal", tmp_path / "data", env=env, python=python, start_s=120.0) as server:
+    started = asyncio.to_thread(ServerProcess, "terminal", tmp_path / "data", env=env, python=python, start_s=120.0)
+    with await started as server:
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
 
         async def step(client: ErrataClient, place: int, times: int) -> None:

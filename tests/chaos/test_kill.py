@@ -50,7 +50,7 @@ async def _rounds(
     chance = random.Random(20260101)
     loads: list[Load] = []
     for round_ in range(ROUNDS + 1):
-        with ServerProcess(target, data_dir) as server:
+        with await asyncio.to_thread(ServerProcess, target, data_dir) as server:
             again: list[Load] = []
             for n in range(sessions):
                 if round_ == 0:
@@ -72,7 +72,7 @@ async def _rounds(
             await asyncio.sleep(chance.uniform(0.05, 0.8))
             server.kill()
             await asyncio.gather(*running)
-        assert journal_problems(journal_in(data_dir)) == []
+        assert await asyncio.to_thread(lambda: journal_problems(journal_in(data_dir))) == []
     assert all(len(load.acknowledged) > ROUNDS for load in loads), "the load made progress in every round"
     for load in loads:
         await load.client.close()

@@ -29,7 +29,8 @@ def rss_mib(pid: int) -> float:
 
 
 async def test_memory_is_bounded_and_others_are_served(tmp_path: Path) -> None:
-    with ServerProcess("tests.chaos.environments:LoudEnvironment", tmp_path, "--max-sessions", "1000") as server:
+    target = "tests.chaos.environments:LoudEnvironment"
+    with await asyncio.to_thread(ServerProcess, target, tmp_path, "--max-sessions", "1000") as server:
         async with Connection(server.url) as connection:
             other = ErrataClient(connection=connection)
             await other.reset()

@@ -320,4 +320,4 @@ async def test_a_root_file_system_gives_its_environment_and_its_code(
         with pytest.raises(SourceMissing, match="has no /testbed"):
             await builder.build(row, empty)
     finally:
-        remove_base(image.id, bases)
+        await asyncio.to_thread(remove_base, image.id, bases)
