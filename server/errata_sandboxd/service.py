@@ -55,7 +55,7 @@ class Connection(socketserver.BaseRequestHandler):
             with service.idle(self):
                 self.verb, arguments = self.lines.request(time.monotonic() + REQUEST_S, check_request)
             if self.evicted:
-                raise Disconnected  # it was told to try again: nothing of it may run
+                raise Disconnected  # the caller was asked to send it again, so nothing of this request may run
             with service.request_slot(), self._errors_sent():  # `end` waits until an error is sent, too
                 self.lines.send({"ok": self._carry_out(self.verb, arguments)})
         took = time.monotonic() - began

@@ -52,7 +52,8 @@ _ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz", ".tar.xz", ".egg")
 
 
 _NO_ANSWER = (OSError, HTTPException, UnicodeError)
-"""What a request raises that is not answered, or not as HTTP asks; UnicodeError is of its redirection."""
+"""Exceptions of a request without an answer, or with one that is not HTTP. UnicodeError comes from redirections to
+addresses that cannot be encoded."""
 
 
 class IndexFailed(EnvironmentFailed):
