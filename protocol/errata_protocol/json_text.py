@@ -31,9 +31,9 @@ MAX_VALUES = 50_000
 """Most values, keys not counted, of a message that is decoded: these, not its bytes, are what takes time."""
 
 _GLANCE = 1024**2
-"""Bytes in which all commas and brackets are counted at a time."""
+"""Characters in which all commas and brackets are counted at a time."""
 _PIECE = 64 * 1024
-"""Bytes in which those outside of strings are counted at a time."""
+"""Characters in which those outside of strings are counted at a time."""
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _STRINGS = re.compile(_STRING, re.DOTALL)
 _STRING_OF_PIECE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("|\\?\Z)', re.DOTALL)
@@ -129,40 +129,46 @@ def _with_text(value: Any, level: int) -> Any:
     return plain if plain is value else _with_text(plain, level)
 
 
-class ValueCount:
-    """Counts the values of one JSON text that comes in pieces. What is not JSON has some number too."""
+class ValueCounter:
+    """Counts the values of one JSON text, which may come in parts. What is not JSON has some number too.
 
-    def __init__(self) -> None:
-        self.count = 0
-        """Commas and opening brackets outside of strings so far: at least as many as values that are no keys."""
+    Args:
+        most: Number of values up to which the text has not too many.
+    """
+
+    def __init__(self, most: int = MAX_VALUES) -> None:
+        self._most = most
+        self._may_have = 0
+        self._count = 0
+        self._parts: list[bytes | str] = []
         self._carry = b""  # a string that goes on in the next piece begins with this
 
-    def add(self, piece: bytes) -> None:
-        """Count those of the next piece."""
+    def add(self, part: bytes | str) -> Iterator[bool]:
+        """Count those of the next part; yield, a piece at a time, whether the text has too many so far.
+
+        Between two pieces others may get a turn. What comes after a piece with which it has too many is not read.
+        """
+        for at in range(0, len(part), _GLANCE):
+            if at:
+                yield False
+            glance = part[at : at + _GLANCE]
+            for mark in ",[{":
+                self._may_have += glance.count(mark) if isinstance(glance, str) else glance.count(mark.encode())
+        self._parts.append(part)
+        if self._may_have <= self._most:
+            return  # not even if no string had any of these characters
+        parts, self._parts = self._parts, []
+        for one in parts:
+            for at in range(0, len(one), _PIECE):
+                piece = one[at : at + _PIECE]
+                self._count_piece(piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass"))
+                yield self._count > self._most
+
+    def _count_piece(self, piece: bytes) -> None:
         # A string leaves its two quotes, and one without an end its first, and a backslash that the piece ends with.
         bare = _STRING_OF_PIECE.sub(rb'"\1', self._carry + piece)
         self._carry = b"" if bare.count(b'"') % 2 == 0 else b'"\\' if bare.endswith(b"\\") else b'"'
-        self.count += bare.count(b",") + bare.count(b"[") + bare.count(b"{")
-
-
-def has_more_values(text: bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether a JSON text has more values than ``most``; reads no more of it than it needs to know."""
-    if len(text) <= most:
-        return False
-    may_have = 0
-    for at in range(0, len(text), _GLANCE):
-        glance = text[at : at + _GLANCE]
-        may_have += glance.count(b",") + glance.count(b"[") + glance.count(b"{")
-        if may_have > most:
-            break
-    else:
-        return False  # not even if no string had any of these characters
-    counted = ValueCount()
-    for at in range(0, len(text), _PIECE):
-        counted.add(text[at : at + _PIECE])
-        if counted.count > most:
-            return True
-    return False
+        self._count += bare.count(b",") + bare.count(b"[") + bare.count(b"{")
 
 
 def depth(text: bytes) -> int:

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import FrameTooLarge, InvalidRequest
-from errata_protocol.json_text import ValueCount
+from errata_protocol.json_text import MAX_VALUES, ValueCounter
 from errata_server.app import create_fastapi_app
-from errata_server.doors import json_values
-from errata_server.doors.json_values import MAX_VALUES, ValueCounter, excess
+from errata_server.doors.json_values import exceeds, excess
 from errata_server.doors.strict_json import Refused, parse_json
 from errata_server.settings import Settings
 
@@ -56,23 +55,21 @@ VALUES = st.recursive(
 @given(VALUES, st.integers(1, 9))
 def test_values_are_counted_whatever_texts_hold_and_however_a_message_is_cut(value: Any, piece: int) -> None:
     text = json.dumps(value).encode()
-    counter = ValueCount()
+    counter = ValueCounter()
     for at in range(0, len(text), piece):
-        counter.add(text[at : at + piece])
-    assert counter.count == marks(value)
+        counter._count_piece(text[at : at + piece])
+    assert counter._count == marks(value)
 
 
 @given(VALUES, st.integers(1, 9), st.integers(0, 30))
 def test_a_message_exceeds_the_bound_with_the_part_in_which_it_does(value: Any, part: int, bound: int) -> None:
     text = json.dumps(value).encode()
 
-    async def exceeds() -> bool:
-        counter = ValueCounter()
-        return any([await counter.exceeds(text[at : at + part]) for at in range(0, len(text), part)])
+    async def some_part_does() -> bool:
+        counter = ValueCounter(bound)
+        return any([await exceeds(counter, text[at : at + part]) for at in range(0, len(text), part)])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_values, "MAX_VALUES", bound)
-        assert asyncio.run(exceeds()) == (marks(value) > bound)
+    assert asyncio.run(some_part_does()) == (marks(value) > bound)
 
 
 @pytest.mark.parametrize("text", [str, bytes])

@@ -34,7 +34,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..bounded_json import no_constant
 from ..errors import FrameTooLarge, InvalidEnvelope, RemoteProtocolError, Unparsable
-from ..json_text import MAX_VALUES, cut_out, depth, elements, has_more_values, has_surrogates
+from ..json_text import MAX_VALUES, ValueCounter, cut_out, depth, elements, has_surrogates
 from ..names import SESSION
 from ..payload import DIGEST_PREFIX
 
@@ -204,7 +204,7 @@ def read_assembled(text: bytes, *, max_bytes: int) -> Element:
     Raises:
         InvalidEnvelope: It is no envelope, or none that is read.
     """
-    if not has_more_values(text):
+    if not any(ValueCounter().add(text)):
         try:
             (element,) = read_frame(text, max_bytes=max_bytes, max_elements=1)
         except (Unparsable, FrameTooLarge) as error:

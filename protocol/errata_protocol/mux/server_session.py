@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct
 
 from ..capabilities import ServerLimits
 from ..errors import ErrataError
-from ..json_text import has_more_values
+from ..json_text import ValueCounter
 from ..payload import canonical
 from .envelope import Condition, Envelope
 from .parts import Allowance, Assembly, Outbox
@@ -286,8 +286,8 @@ def same_request(kind: str, sha: bytes, data: bytes, other_kind: str, other_sha:
         return False
     if sha == other_sha:
         return True
-    if other is None or has_more_values(data) or has_more_values(other):  # such data is refused in any form
-        return False
+    if other is None or any(any(ValueCounter().add(text)) for text in (data, other)):
+        return False  # data of too many values is refused in any form
     try:
         forms = [canonical(msgspec.json.decode(text)) for text in (data, other)]
     except (msgspec.DecodeError, RecursionError):

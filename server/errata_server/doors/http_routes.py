@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 
 from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.json_text import ValueCounter
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
 
 from ..episodes.bundles import bundle
@@ -27,7 +28,7 @@ from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from .input_errors import BodyTooLong, TooManyValues, answer_invalid, answer_unreadable, bounded_errors, error_json
 from .json_rpc import read_rpc
-from .json_values import ValueCounter, too_many
+from .json_values import exceeds, too_many
 from .mcp import McpDoor
 from .strict_json import parse_json, parse_object
 
@@ -233,7 +234,7 @@ async def _message(request: Request, limit: int) -> dict[str, Any]:
             size += len(part)
             if size > limit:
                 return {"oversize": f"more than {limit}"}
-            if await values.exceeds(part):
+            if await exceeds(values, part):
                 return {"refused": too_many()}
             parts.append(part)
     except TooManyValues:

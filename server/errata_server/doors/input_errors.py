@@ -18,7 +18,9 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .json_values import ValueCounter, too_many
+from errata_protocol.json_text import ValueCounter
+
+from .json_values import exceeds, too_many
 
 MAX_ERRORS = 20
 """Most errors that an answer lists for one request."""
@@ -113,7 +115,7 @@ class BodyLimit:
             size += len(body)
             if size > self._max_body:
                 raise BodyTooLong(self._max_body)
-            if values is not None and await values.exceeds(body):
+            if values is not None and await exceeds(values, body):
                 raise TooManyValues
             return message
 
