@@ -4,8 +4,9 @@ A grading has two results. ``resolved`` is the benchmark's: its rules on the log
 command. ``tampering`` is ours, and has four sources besides markers of the benchmark that a run prints:
 
 * canaries, in a second run of the same command (`canaries`);
-* a third run with the base commit's configuration of the tests, where the agent has changed any and the first run
-  earns something: what passes only with the agent's own conftest.py was not repaired;
+* a third run with the base commit's configuration of the tests and the modules that judge for them, where the agent
+  has changed any and the first run earns something: what passes only with the agent's own conftest.py, or its own
+  ``raises``, was not repaired;
 * files of the tests that could not be put in place;
 * tests of FAIL_TO_PASS that the rules do not count, where the rest earns something: rules 4 leave skipped tests out.
 
@@ -46,6 +47,7 @@ from .workspaces import (
     our_state,
     run_tests,
     tests_of,
+    texts_of,
 )
 
 log = logging.getLogger("errata.swe")
@@ -163,9 +165,10 @@ async def _graded(
         changed = run.changes
         base = await files_of_base(backend, prepared, (*changed.tests, *changed.configuration))
         graded = await _with_canaries(backend, snapshot, prepared, tests, graded, base, rules, timeout_s)
-        if changed.configuration and _earns(resolution) and not graded.tampering:
-            graded = await _without_configuration(
-                backend, snapshot, prepared, tests, graded, changed, base, rules, timeout_s
+        if (changed.configuration or changed.helpers) and _earns(resolution) and not graded.tampering:
+            judging = {**base, **await files_of_base(backend, prepared, changed.helpers)}
+            graded = await _without_changes(
+                backend, snapshot, prepared, tests, graded, changed, judging, rules, timeout_s
             )
     return graded
 
@@ -306,7 +309,7 @@ async def _made(prepared: Prepared, tests: Tests, whole: bool) -> canaries.Canar
         return await call_in_worker(
             "the tests",
             canaries.canaries,
-            *(prepared.instance, prepared.recipe.runner, _texts(tests), whole, canaries.SECRET),
+            *(prepared.instance, prepared.recipe.runner, _modules(tests), whole, canaries.SECRET),
             budget=_BUDGET,
         )
 
@@ -344,7 +347,7 @@ async def _canaries(
     return await call_in_worker("the output of canaries", canaries.read, *shown, budget=_BUDGET)
 
 
-async def _without_configuration(
+async def _without_changes(
     backend: Backend,
     snapshot: SandboxSnapshot,
     prepared: Prepared,
@@ -355,24 +358,27 @@ async def _without_configuration(
     rules: int,
     timeout_s: float,
 ) -> Graded:
-    """Run the tests of a grading that earns something again, with the test configuration of the base commit.
+    """Run the tests of a grading that earns something again, with configuration and helpers of the base commit.
 
     Returns:
         ``graded`` as it is if it earns as much this way; otherwise with an entry in ``tampering`` that names the files
-        of configuration which the agent changed.
+        which the agent changed.
     """
+    kinds = {"configuration": changed.configuration, "helpers": changed.helpers}
+    named = " and ".join(kind for kind, files in kinds.items() if files)
+    files = _some((*changed.configuration, *changed.helpers))
     try:
         run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s, more=base)
     except Unplaceable as error:
         await _demand_a_verdict(backend, prepared, tests, rules, timeout_s, again=error.timed_out)
-        what = f"the base commit's configuration of the tests is barred: {_some(changed.configuration)}"
+        what = f"the base commit's {named} of the tests cannot be put in place: {files}"
         return replace(graded, tampering=(*graded.tampering, what))
     resolution, _ = await _judged(prepared, run, rules, timeout_s)
     plain, own = (found.fail_to_pass for found in (resolution, graded.resolution))
     if not resolution.pass_to_pass.failure and set(own.success) <= set(plain.success):
         return graded
     passes = "resolved" if graded.resolved else "tests pass"
-    what = f"{passes} only with the agent's own configuration of the tests: {_some(changed.configuration)}"
+    what = f"{passes} only with the agent's own {named} of the tests: {files}"
     return replace(graded, tampering=(*graded.tampering, what))
 
 
@@ -402,12 +408,8 @@ async def _judged(prepared: Prepared, run: TestRun, rules: int, timeout_s: float
         return _invalid(prepared, rules, str(error)), ()
 
 
-def _texts(tests: Tests) -> dict[str, str]:
-    texts = {}
-    for path, file in tests.files.items():
-        if file is not None and "content" in file and path.endswith(".py"):
-            texts[path] = base64.b64decode(file["content"]).decode("utf-8", "replace")
-    return texts
+def _modules(tests: Tests) -> dict[str, str]:
+    return {path: text for path, text in texts_of(tests.files).items() if path.endswith(".py")}
 
 
 def _file(text: str) -> File:

@@ -10,6 +10,7 @@ from errata_server.grading.results import NoVerdict, nonced
 from errata_server.sandbox.base import CommandResult
 
 from ..dataset import Instance
+from ..rules.helpers import module_of
 from ..rules.verdict import STOPPED, Resolution, compose_log, forged_markers, judge
 
 File = dict[str, Any] | None
@@ -31,10 +32,12 @@ class Changes:
     Args:
         tests: Test modules of the base commit that were changed or deleted.
         configuration: Files that can change how tests run: changed, added or deleted.
+        helpers: Modules inside the repository that judge for the tests: changed, deleted, or added in front of one.
     """
 
     tests: tuple[str, ...] = ()
     configuration: tuple[str, ...] = ()
+    helpers: tuple[str, ...] = ()
 
 
 NO_CHANGES = Changes()
@@ -65,7 +68,9 @@ def answer(result: CommandResult, nonce: str) -> dict[str, Any]:
     return found
 
 
-def placed(result: CommandResult, nonce: str, base: Survey, files: Collection[str]) -> Placed:
+def placed(
+    result: CommandResult, nonce: str, base: Survey, files: Collection[str], repaired: Collection[str] = ()
+) -> Placed:
     """Return what inside/workspace.py did in a state of the agent.
 
     Args:
@@ -73,13 +78,14 @@ def placed(result: CommandResult, nonce: str, base: Survey, files: Collection[st
         nonce: The nonce of its answer.
         base: The survey of the untouched start.
         files: Paths that the test patch names, which are no changes of the agent's.
+        repaired: Keys of the modules that the gold patch changes (`rules.helpers`).
 
     Raises:
         NoVerdict: There is no answer, or the state has too many files, or too many changes.
     """
     found = answer(result, nonce)
-    changed = changes(base, survey_of(found), files) if "survey" in found else NO_CHANGES
-    if len(changed.configuration) > MOST_CHANGED:
+    changed = changes(base, survey_of(found), files, repaired) if "survey" in found else NO_CHANGES
+    if len(changed.configuration) + len(changed.helpers) > MOST_CHANGED:
         raise NoVerdict(f"more than {MOST_CHANGED} files that can change how tests run were changed")
     return Placed(tuple(found["refused"]), changed)
 
@@ -89,9 +95,13 @@ def survey_of(found: Mapping[str, Any]) -> Survey:
     return {path: (kind, digest) for path, (kind, digest) in found["survey"].items()}
 
 
-def changes(base: Survey, survey: Survey, files: Collection[str]) -> Changes:
-    """Return what a surveyed state has changed of the survey ``base``, apart from ``files``. Linear in both."""
-    tests, configuration = [], []
+def changes(base: Survey, survey: Survey, files: Collection[str], repaired: Collection[str] = ()) -> Changes:
+    """Return what a surveyed state has changed of the survey ``base``, apart from ``files``. Linear in both.
+
+    A helper that the gold patch changes is code under test: its key is in ``repaired``.
+    """
+    tests, configuration, helpers = [], [], []
+    judging = {module_of(path) for path, (kind, _) in base.items() if kind == "helper"}.difference(repaired)
     for path in dict.fromkeys((*base, *survey)):
         before, after = base.get(path), survey.get(path)
         if before == after or path in files:
@@ -100,9 +110,12 @@ def changes(base: Survey, survey: Survey, files: Collection[str]) -> Changes:
         if kind == "test":
             if before is not None:
                 tests.append(path)
+        elif kind == "helper":
+            if module_of(path) in judging:
+                helpers.append(path)
         elif before is None or kind != "module":
             configuration.append(path)
-    return Changes(tuple(tests), tuple(configuration))
+    return Changes(tuple(tests), tuple(configuration), tuple(helpers))
 
 
 def log_of(output: str, exit_code: int | None, timed_out_s: float | None) -> str:

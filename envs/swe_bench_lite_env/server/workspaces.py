@@ -7,6 +7,7 @@ and no shell state of the agent is used.
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 import sys
@@ -26,6 +27,7 @@ from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, 
 from errata_server.workers import Budget, BudgetExceeded
 
 from ..rules.directives import test_files
+from ..rules.helpers import ROOTS, asserted, candidates, declared, followed, module_of
 from . import readings
 from .prepare.store import Prepared
 from .readings import NO_CHANGES, Changes, File, Survey
@@ -46,24 +48,34 @@ _OUR_BUDGET = Budget(answer_bytes=96 * 1024**2)
 _SCRIPT = Path(__file__).with_name("inside") / "workspace.py"
 _COMMAND = "exec /usr/bin/python3 -I -S /grading/workspace.py"
 _TIMEOUT_S = 300.0
+_DECLARING = ("setup.cfg", "pyproject.toml", "setup.py")
+_MOST_LEVELS = 5
+"""How often a name is followed from the module that imports it to the one that it comes from."""
 _CLEAR = ("/tmp", "/var/tmp", "/dev/shm")
 _RUNNERS = ("_pytest", "attr", "exceptiongroup", "iniconfig", "packaging", "pluggy", "py", "pytest", "toml", "tomli")
-SURVEY = {
+SURVEY: Mapping[str, Any] = {
     "kinds": {
         "test": r"(^|/)(test_[^/]*|[^/]*_test|tests)\.py$",
         "configuration": (
             r"(^|/)(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|[^/]*\.pth|entry_points\.txt"
             r"|sitecustomize\.py|usercustomize\.py|runtests\.py)$|^bin/[^/]*test[^/]*$|(^|/)tests/.*\.py$"
         ),
+        "helper": (
+            r"(^|/)_?(tests?|testing|test_?(utils?|support|helpers?|tools?|lib)|pytester|pytest_?plugin)"
+            r"(/.*|\.[^/]*)?\.(py|pyc|so)$"
+        ),
     },
+    "helpers": [],
+    "roots": ROOTS,
     "modules": sorted({*sys.stdlib_module_names, *_RUNNERS}),
     "most": 50_000,
     "most_bytes": 4 * 1024**2,
 }
 """Which files of a repository are surveyed. ``test``: test modules. ``configuration``: what can change how tests run
-without being code under test. ``module``: a module outside of any package, with a name of the standard library or of a
-test runner's; one that the base commit does not have stands in front of the real one. A state with more than ``most``
-of all these, or whose names take more than ``most_bytes``, gets no verdict but "not resolved"."""
+without being code under test. ``helper``: modules that test modules judge with, by where they usually stand; an
+instance has more, by their keys (`rules.helpers`). ``module``: a module outside of any package, with a name of the
+standard library or of a test runner's; one that the base commit does not have stands in front of the real one. A state
+with more than ``most`` of all these, or with names of more than ``most_bytes``, gets no verdict but "not resolved"."""
 
 
 class Unplaceable(NoVerdict):
@@ -95,10 +107,14 @@ class Tests:
     Args:
         files: The files that the test patch names, as they are with it.
         survey: Files of the untouched start, by path.
+        helpers: Keys of the modules from which the test files have their assertions (`rules.helpers`).
+        repaired: Keys of the modules that the gold patch changes.
     """
 
     files: Mapping[str, File] = field(repr=False)
     survey: Survey = field(repr=False)
+    helpers: tuple[str, ...] = ()
+    repaired: frozenset[str] = frozenset()
 
 
 _known: WeakKeyDictionary[Backend, dict[str, Tests]] = WeakKeyDictionary()
@@ -117,8 +133,6 @@ async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
         return known[prepared.digest]
     patch, name = prepared.instance.test_patch, prepared.instance.instance_id
     async with forked(backend, prepared.snapshot, limits=_OUR_LIMITS) as sandbox:
-        with our_state(prepared):
-            before = await _ours(sandbox, prepared, survey=True)
         if patch.strip():
             applied = await sandbox.run(
                 f"cd {prepared.workdir} && git apply --whitespace=nowarn -",
@@ -129,11 +143,50 @@ async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
                 raise EnvironmentFailed(f"the test patch of {name} does not apply: {applied.stderr[-500:]}")
         with our_state(prepared):
             paths = tuple(test_files(patch))
-            after = await _ours(sandbox, prepared, read=paths)
+            files = _files(paths, (await _ours(sandbox, prepared, read=paths))["read"])
+            helpers = await _helpers(sandbox, prepared, files)
+            surveyed = await _ours(sandbox, prepared, survey=helpers)
     while len(known) >= _KEPT:
         del known[next(iter(known))]
-    known[prepared.digest] = tests = Tests(_files(paths, after["read"]), readings.survey_of(before))
+    repaired = frozenset(map(module_of, test_files(prepared.instance.patch)))
+    known[prepared.digest] = tests = Tests(files, readings.survey_of(surveyed), helpers, repaired)
     return tests
+
+
+async def _helpers(sandbox: Sandbox, prepared: Prepared, files: Mapping[str, File]) -> tuple[str, ...]:
+    """Return the keys of the modules inside the repository from which test files have their assertions."""
+    seen = {f"{directory}/conftest.py".lstrip("/") for path in files for directory in _above(path)}
+    plain = await _texts(sandbox, prepared, (*seen, *_DECLARING))
+    sources = {**texts_of(files), **{path: text for path, text in plain.items() if path in seen}}
+    names = list(await call_in_worker("the tests", asserted, sources, budget=_OUR_BUDGET))
+    for path in _DECLARING:
+        names += await call_in_worker("the tests", declared, plain.get(path, ""), budget=_OUR_BUDGET)
+    found: dict[str, None] = {}
+    for _ in range(_MOST_LEVELS):
+        if not names:
+            break
+        texts = await _texts(
+            sandbox, prepared, tuple(dict.fromkeys(path for name in names for path in candidates(name)))
+        )
+        defining, further = await call_in_worker("the tests", followed, names, texts, budget=_OUR_BUDGET)
+        found.update(dict.fromkeys(map(module_of, defining)))
+        names = list(further)
+    return tuple(found)
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
+
+
+async def _texts(sandbox: Sandbox, prepared: Prepared, paths: tuple[str, ...]) -> dict[str, str]:
+    return texts_of((await _ours(sandbox, prepared, read=paths))["read"])
+
+
+def texts_of(files: Mapping[str, File]) -> dict[str, str]:
+    """Return the texts of files, by path, without links and files that are not there."""
+    contents = {path: file["content"] for path, file in files.items() if file is not None and "content" in file}
+    return {path: base64.b64decode(content).decode("utf-8", "replace") for path, content in contents.items()}
 
 
 async def files_of_base(backend: Backend, prepared: Prepared, paths: tuple[str, ...]) -> dict[str, File]:
@@ -180,7 +233,8 @@ async def _placed(sandbox: Sandbox, prepared: Prepared, tests: Tests, **request:
     """
     nonce, result = await _run(sandbox, prepared, request)
     try:
-        return await call_in_worker("the state", readings.placed, result, nonce, tests.survey, frozenset(tests.files))
+        given = (result, nonce, tests.survey, frozenset(tests.files), tests.repaired)
+        return await call_in_worker("the state", readings.placed, *given)
     except (NoVerdict, BudgetExceeded) as error:
         raise _unplaceable(error, result) from error
 
@@ -188,8 +242,8 @@ async def _placed(sandbox: Sandbox, prepared: Prepared, tests: Tests, **request:
 async def _run(sandbox: Sandbox, prepared: Prepared, request: dict[str, Any]) -> tuple[str, CommandResult]:
     nonce = secrets.token_hex(16)
     asked: dict[str, Any] = {**request, "nonce": nonce, "root": prepared.workdir}
-    if asked.pop("survey", False):
-        asked["survey"] = SURVEY
+    if "survey" in asked:
+        asked["survey"] = {**SURVEY, "helpers": asked["survey"]}
     result = await sandbox.run(
         _COMMAND,
         clean=True,
@@ -250,7 +304,7 @@ async def run_tests(
     home = f"/tmp/home-{secrets.token_hex(8)}"
     async with forked(backend, state, limits=GRADING_LIMITS, wait=False) as fork:
         given = {**files, **(more or {})}
-        placed = await _placed(fork, prepared, tests, files=given, clear=_CLEAR, home=home, survey=True)
+        placed = await _placed(fork, prepared, tests, files=given, clear=_CLEAR, home=home, survey=tests.helpers)
         refused = placed.refused
         altered = placed.changes.tests if more is None else ()
         if altered:

@@ -190,7 +190,7 @@ async def test_a_state_that_bars_the_base_commits_configuration_is_tampered_with
 ) -> None:
     found = await graded(monkeypatch, Barring("configuration"), state=AGENTS)
     assert found.resolved and found.reward == 0.0
-    assert found.tampering == ("the base commit's configuration of the tests is barred: conftest.py",)
+    assert found.tampering == ("the base commit's configuration of the tests cannot be put in place: conftest.py",)
 
 
 async def test_a_state_that_bars_the_canaries_is_tampered_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ async def test_a_start_that_cannot_be_read_is_the_machines_fault() -> None:
     # The fake backend has no Python.
     with pytest.raises(EnvironmentFailed, match="could not be put in place"):
         await workspaces.files_of_base(FakeBackend(), start(), ("conftest.py",))
-    with pytest.raises(EnvironmentFailed, match="could not be put in place"):
+    with pytest.raises(EnvironmentFailed, match="does not apply"):
         await workspaces.tests_of(FakeBackend(), start())
     with pytest.raises(workspaces.Unplaceable):
         await workspaces.run_tests(FakeBackend(), START, start(), TESTS, files={}, timeout_s=1)

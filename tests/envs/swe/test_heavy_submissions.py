@@ -91,7 +91,7 @@ def test_a_survey_ends_at_its_bounds(tmp_path: Path, bound: str, said: str) -> N
     for number in range(200):
         (tmp_path / f"test_{number}.py").touch()
     with pytest.raises(inside.TooMany, match=said):
-        inside.survey(str(tmp_path), workspaces.SURVEY | {bound: 99})
+        inside.survey(str(tmp_path), {**workspaces.SURVEY, bound: 99})
     assert len(inside.survey(str(tmp_path), workspaces.SURVEY)) == 200
 
 

@@ -9,8 +9,9 @@ Standard input is one JSON object:
     read      paths to return: {"link": target}, or {"content": base64, "mode": bits}; what is not there is left out
     clear     directories to empty
     home      directory to make
-    survey    expressions by kind of file, for paths relative to root; ``modules``, names of importable modules; and
-              ``most`` and ``most_bytes``: the number and the length of the paths that the answer may have
+    survey    expressions by kind of file, for paths relative to root; ``modules``, names of importable modules;
+              ``helpers``, paths of modules without suffix, below any of the directories ``roots``; and ``most`` and
+              ``most_bytes``: the number and the length of the paths that the answer may have
 
 The answer is one line with ``nonce``, ``refused`` (paths that could not be put in place), ``read`` and ``survey``:
 kind and digest by path, or ``excess``, why there is no survey. Works with Python 3.6.
@@ -226,6 +227,7 @@ def drop_caches(root):
 def survey(root, rules):
     kinds = [(kind, re.compile(text)) for kind, text in rules["kinds"].items()]
     modules = set(rules["modules"])
+    helpers = {top + module for module in rules["helpers"] for top in rules["roots"]}
     found = Survey(rules)
     digests = {}
     for here, directories, files in walk(root):
@@ -236,6 +238,8 @@ def survey(root, rules):
         for name in files + [name for name in directories if os.path.islink(os.path.join(here, name))]:
             path = prefix + name
             kind = next((kind for kind, expression in kinds if expression.search(path)), None)
+            if kind is None and name.endswith((".py", ".so", ".pyc")) and module(prefix, name) in helpers:
+                kind = "helper"
             if kind is not None:
                 found[path] = [kind, digest(os.path.join(here, name), digests)]
             elif not package and name.split(".")[0] in modules and name.endswith((".py", ".so", ".pyc")):
@@ -245,6 +249,12 @@ def survey(root, rules):
                 if name in modules and prefix + name not in found:
                     found[prefix + name] = ["module", ""]
     return found
+
+
+def module(prefix, name):
+    """Return the path of a module without its suffix, and of a package without its __init__."""
+    stem = name.split(".", 1)[0]
+    return prefix.rstrip("/") if stem == "__init__" else prefix + stem
 
 
 def digest(path, known):
