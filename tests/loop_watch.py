@@ -129,6 +129,7 @@ class LoopWatch:
                         since, total = self._collecting.get(thread, NONE)
                         now = time.clock_gettime(time.pthread_getcpuclockid(thread)) if since is None else since
                         places.append((now - total, self._place(frame)))
+            frame = None  # a frame that is kept keeps its variables
             del frames
 
     def _place(self, frame: FrameType | None) -> str | None:

@@ -358,9 +358,9 @@ async def test_memory_is_not_filled_by_recorded_errors() -> None:
     tracemalloc.start()
     for n in range(20):
         await journal.commit(delivery("e1", None, id=n, request=bytes(1 << 20)))
-    held, _ = tracemalloc.get_traced_memory()
+    held = [trace for trace in tracemalloc.take_snapshot().traces if trace.size >= 1 << 20]
     tracemalloc.stop()
-    assert held < 1 << 20
+    assert len(held) < 2  # of 20; the watch of the loop may look at a call that has ended, and so keep its argument
 
 
 async def committed(writer: ThreadWriter, records: list[Record]) -> None:
