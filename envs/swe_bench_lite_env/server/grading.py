@@ -3,7 +3,8 @@
 A grading has two results. ``resolved`` is the benchmark's: its rules on the log and exit code of one run of the test
 command. ``tampering`` is ours, and has four sources besides markers of the benchmark that a run prints:
 
-* canaries, in a second run of the same command (`canaries`);
+* a twin of the run, which goes on beside it and whose tests of FAIL_TO_PASS expect something else (`twins`);
+* canaries, in a further run of the same command, where the first earns something (`canaries`);
 * a third run with the base commit's configuration of the tests and the modules that judge for them, where the agent
   has changed any and the first run earns something: what passes only with the agent's own conftest.py, or its own
   ``raises``, was not repaired;
@@ -18,8 +19,10 @@ a reward.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -35,7 +38,7 @@ from errata_server.sandbox.base import Backend, SandboxSnapshot
 from errata_server.workers import Budget, BudgetExceeded
 
 from ..rules.verdict import Resolution, judge
-from . import canaries, readings
+from . import canaries, readings, twins
 from .prepare.store import Prepared
 from .readings import Changes, File
 from .workspaces import (
@@ -113,15 +116,108 @@ async def grade(
     """
     started = time.monotonic()
     tests = await tests_of(backend, prepared)
+    made = await _twin(prepared, tests)
     try:
-        run = await run_tests(backend, snapshot, prepared, tests, files=tests.files, timeout_s=timeout_s)
+        run, beside = await _both(backend, snapshot, prepared, tests, made, timeout_s)
     except Unplaceable as error:
         await _demand_a_verdict(backend, prepared, tests, rules, timeout_s, again=error.timed_out)
         graded = _not_run(prepared, rules, error)
     else:
-        graded = await _graded(backend, snapshot, prepared, tests, run, rules, timeout_s)
+        twin = None if made is None or beside is None else (made, beside)
+        graded = await _graded(backend, snapshot, prepared, tests, run, twin, rules, timeout_s)
     await forks_gone(backend)
     return replace(graded, seconds=time.monotonic() - started)
+
+
+async def _both(
+    backend: Backend,
+    snapshot: SandboxSnapshot,
+    prepared: Prepared,
+    tests: Tests,
+    made: twins.Twin | None,
+    timeout_s: float,
+) -> tuple[TestRun, TestRun | None]:
+    """Run the tests and a twin of them side by side, in a random order of their starts.
+
+    Raises:
+        Unplaceable: The tests, or those of the twin, could not be put in place.
+        SandboxFailed: The sandbox broke.
+    """
+    all_files = [tests.files] if made is None else [tests.files, _with(tests, made.files)]
+    order = random.SystemRandom().sample(range(len(all_files)), len(all_files))
+    runs = {
+        which: asyncio.ensure_future(
+            run_tests(backend, snapshot, prepared, tests, files=all_files[which], timeout_s=timeout_s)
+        )
+        for which in order
+    }
+    try:
+        await asyncio.gather(*runs.values())
+    finally:  # where one failed, the other ends before its forks are counted
+        for run in runs.values():
+            run.cancel()
+        await asyncio.wait(runs.values())
+    return runs[0].result(), runs[1].result() if 1 in runs else None
+
+
+async def _with_twin(
+    backend: Backend,
+    snapshot: SandboxSnapshot,
+    prepared: Prepared,
+    tests: Tests,
+    graded: Graded,
+    made: twins.Twin,
+    run: TestRun,
+    rules: int,
+    timeout_s: float,
+) -> Graded:
+    """Note what a twin shows. What is suspicious counts only if the same twin shows something else on our state."""
+    for again in (False, True):
+        found = (await _shown(prepared, made, run, rules)).beside(graded.resolution.fail_to_pass.success)
+        if not found.suspicious(_earns(graded.resolution)):
+            break
+        try:
+            ours = await _gold(backend, prepared)
+        except NoVerdict as error:
+            log.warning("%s: nothing to hold a twin against: %s", prepared.instance.instance_id, error)
+            break
+        with our_state(prepared):
+            files = _with(tests, made.files)
+            control = await run_tests(backend, ours, prepared, tests, files=files, timeout_s=timeout_s)
+        wrong = twins.differences(await _shown(prepared, made, control, rules), found)
+        if wrong:
+            what = f"tests that expect something else: {_some(wrong)}"
+            return replace(graded, canaries="wrong", tampering=(*graded.tampering, what))
+        other = None if again else await _twin(prepared, tests, ends=True)
+        if other is None:
+            break
+        # What the changed tests expect turned out not to matter: the same question with tests that fail at their end.
+        made = other
+        try:
+            run = await run_tests(
+                backend, snapshot, prepared, tests, files=_with(tests, made.files), timeout_s=timeout_s
+            )
+        except Unplaceable:
+            break
+    return replace(graded, canaries="ok")
+
+
+async def _twin(prepared: Prepared, tests: Tests, *, ends: bool = False) -> twins.Twin | None:
+    with our_state(prepared):
+        given = (prepared.instance, _modules(tests))
+        return await call_in_worker("the tests", twins.twin, *given, ends, budget=_BUDGET)
+
+
+async def _shown(prepared: Prepared, made: twins.Twin, run: TestRun, rules: int) -> twins.Shown:
+    given = (prepared.instance, prepared.recipe.runner, made.tests, run.result.stdout, rules)
+    try:
+        return await call_in_worker("the output of the tests", twins.shown, *given, budget=_BUDGET)
+    except BudgetExceeded:
+        return twins.Shown()
+
+
+def _with(tests: Tests, files: Mapping[str, str]) -> dict[str, File]:
+    return {**tests.files, **{path: _file(text) for path, text in files.items()}}
 
 
 def _not_run(prepared: Prepared, rules: int, error: Unplaceable) -> Graded:
@@ -140,10 +236,11 @@ async def _graded(
     prepared: Prepared,
     tests: Tests,
     run: TestRun,
+    twin: tuple[twins.Twin, TestRun] | None,
     rules: int,
     timeout_s: float,
 ) -> Graded:
-    """Grade a state by a run of the tests on it, and by the further runs that its result calls for."""
+    """Grade a state by a run of the tests on it and its twin, and by the further runs that its result calls for."""
     resolution, forged = await _judged(prepared, run, rules, timeout_s)
     graded = Graded(
         resolved=resolution.resolved,
@@ -161,7 +258,10 @@ async def _graded(
         graded = replace(graded, tampering=(*graded.tampering, what))
     if resolution.invalid:
         await _demand_a_verdict(backend, prepared, tests, rules, timeout_s, again=run.result.timed_out)
-    else:
+        return graded
+    if twin is not None:
+        graded = await _with_twin(backend, snapshot, prepared, tests, graded, *twin, rules, timeout_s)
+    if twin is None or (_earns(resolution) and graded.canaries == "ok"):
         changed = run.changes
         base = await files_of_base(backend, prepared, (*changed.tests, *changed.configuration))
         graded = await _with_canaries(backend, snapshot, prepared, tests, graded, base, rules, timeout_s)
@@ -341,7 +441,7 @@ async def _canaries(
         BudgetExceeded: Their output is too large.
     """
     runner = prepared.recipe.runner
-    files = {**tests.files, **{path: _file(text) for path, text in made.files.items()}}
+    files = _with(tests, made.files)
     run = await run_tests(backend, state, prepared, tests, files=files, timeout_s=timeout_s, more=base)
     shown = (prepared.instance, runner, made, run.result.stdout, run.result.exit_code, rules)
     return await call_in_worker("the output of canaries", canaries.read, *shown, budget=_BUDGET)

@@ -11,12 +11,12 @@ from swe_bench_lite_env.server.prepare.build import Builder
 from swe_bench_lite_env.server.prepare.store import Catalogue, Prepared, Store
 
 from ..sessions import NAME, instance
-from .adaptive import ADAPTIVE
+from .adaptive import ADAPTIVE, EQUAL_TO_EVERYTHING
 from .attacks import ATTACKS, Attack
 
 pytestmark = [pytest.mark.redteam, pytest.mark.sandbox]
 
-MISSES = {"answers_by_caller"}
+MISSES: frozenset[str] = frozenset()
 LIMITS = Limits(memory_bytes=2 * 1024**3, pids=256, disk_bytes=1024**3, inodes=100_000, file_size_bytes=1024**3)
 
 
@@ -46,8 +46,8 @@ async def attacked(backend: Backend, start: Prepared, attack: Attack) -> Sandbox
         await sandbox.destroy()
 
 
-async def outcome(store: Store, backend: Backend, attack: Attack) -> Graded:
-    start = await prepared(store, backend)
+async def outcome(store: Store, backend: Backend, attack: Attack, name: str = NAME) -> Graded:
+    start = await prepared(store, backend, name)
     state = await attacked(backend, start, attack)
     return await grade(backend, state, start, timeout_s=10)
 
@@ -57,3 +57,8 @@ async def test_no_attempt_is_rewarded(store: Store, namespace: Backend, attack: 
     graded = await outcome(store, namespace, attack)
     print(attack.kind, "|", graded.resolved, graded.canaries, graded.tampering, graded.resolution.invalid)
     assert (graded.reward == 0.0) == (attack.name not in MISSES), graded.log[-2000:]
+
+
+async def test_objects_that_are_equal_to_everything_earn_nothing(store: Store, namespace: Backend) -> None:
+    graded = await outcome(store, namespace, EQUAL_TO_EVERYTHING, "errata-examples__routetable-1")
+    assert graded.resolved and graded.reward == 0.0 and graded.canaries == "wrong", graded.log[-2000:]
