@@ -3,7 +3,7 @@
 The canaries stand in the files of the hidden tests, so that the test command, the runner and what the files import are
 the same as in the graded run. Two sorts of tests are there:
 
-* tests of random names, of which some pass, some fail and some err, in each way that the runner knows;
+* tests of drawn names, of which some pass, some fail and some err, in each way that the runner knows;
 * tests of the names of the hidden tests, which all fail. Where the graded run earns something, in part or in whole,
   these are the hidden tests themselves, each with one more statement, which fails; else tests of one line, because
   the modules of the hidden tests need not even be importable before the repair.
@@ -32,6 +32,8 @@ _WHOLE_SHARE = 0.1
 """Of the tests outside of FAIL_TO_PASS, how many run to their end."""
 SECRET = secrets.token_hex(16)
 """The secret of this process, for `canaries`: worker processes have others."""
+_COMMON = ("empty", "given", "keeps", "list", "names", "none", "order", "other", "same", "text", "two", "value", "with")
+"""Words for instances whose tests have few."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 
 
@@ -41,7 +43,7 @@ class Canaries:
 
     Args:
         files: Text of the modules by path.
-        roles: The role of each random name.
+        roles: The role of each drawn name.
     """
 
     files: Mapping[str, str]
@@ -50,7 +52,7 @@ class Canaries:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run of canaries showed, without random names.
+    """What a run of canaries showed, without drawn names.
 
     Args:
         statuses: Status by test.
@@ -93,12 +95,13 @@ def canaries(
     form = _FORMS[runner]
     hidden = [*instance.fail_to_pass, *instance.pass_to_pass][:_MOST_NAMES]
     roles: dict[str, str] = {}
+    words = _Words([*instance.fail_to_pass, *instance.pass_to_pass])
     files = {}
     for number, path in enumerate(modules):
         names = _names(runner, path, hidden, first=number == 0)
         # sympy's runner prints the result of a file behind that of its last test, which no log parser can then read.
-        drawn = [*_drawn(form.tests, roles, f"{number}"), *_drawn(_LAST, roles, f"{number}")]
-        kept = _failing(sources[path], hidden, instance, secret) if whole else None
+        drawn = [*_drawn(form.tests, roles, f"{number}", words), *_drawn(_LAST, roles, f"{number}", words)]
+        kept = _failing(sources[path], hidden, instance, secret, words) if whole else None
         if kept is None:
             parts = [_guarded(sources[path]), form.head, *_one_line(form, names), *drawn]
         else:
@@ -127,7 +130,7 @@ def read(instance: Instance, runner: str, made: Canaries, output: str, exit_code
     expression = re.compile("|".join(map(re.escape, made.roles)))
     for test, status in statuses.items():
         name = expression.sub(lambda found: f"<{made.roles[found[0]]}>", test)
-        # Some parsers leave the message, which has a random word in it, behind the name of a test that errs.
+        # Some parsers leave the message, which has a drawn word in it, behind the name of a test that errs.
         named[name.split(" - ", 1)[0] if name != test else name] = status
     return Outcome(named, exit_code, forged_markers(output))
 
@@ -135,7 +138,7 @@ def read(instance: Instance, runner: str, made: Canaries, output: str, exit_code
 def differences(expected: Outcome, found: Outcome) -> tuple[str, ...]:
     """Return in words what canaries did that they do not do on a state without changes; empty where they did the same.
 
-    A test without a random name counts where it passes and should not.
+    A test without a drawn name counts where it passes and should not.
     """
     said = [f"the canaries printed {marker!r}" for marker in found.forged]
     for test in dict.fromkeys((*expected.statuses, *found.statuses)):
@@ -147,7 +150,7 @@ def differences(expected: Outcome, found: Outcome) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _failing(source: str, hidden: Sequence[str], instance: Instance, secret: str) -> str | None:
+def _failing(source: str, hidden: Sequence[str], instance: Instance, secret: str, words: _Words) -> str | None:
     """Return a module whose tests fail; None where it cannot be read.
 
     Those of FAIL_TO_PASS and a few others fail at their end, so that what they call is called; the rest fail at their
@@ -169,8 +172,8 @@ def _failing(source: str, hidden: Sequence[str], instance: Instance, secret: str
         for node in owner.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
     ]
-    words = " ".join(hidden)
-    listed = {node.name for _, node in found if re.search(rf"\b{node.name}\b", words)}
+    names = " ".join(hidden)
+    listed = {node.name for _, node in found if re.search(rf"\b{node.name}\b", names)}
     broken = " ".join(instance.fail_to_pass)
     draw = random.Random(f"{secret} {instance.instance_id}")
     changes: list[tuple[int, int, list[str]]] = []
@@ -183,25 +186,53 @@ def _failing(source: str, hidden: Sequence[str], instance: Instance, secret: str
             indent = " " * node.col_offset
             changes.append((begins - 1, node.end_lineno or node.lineno, [f"{indent}pass"]))
         elif (re.search(rf"\b{node.name}\b", broken) or draw.random() < _WHOLE_SHARE) and first.lineno > node.lineno:
-            changes.append((node.end_lineno or 0, node.end_lineno or 0, [" " * first.col_offset + _failure()]))
+            changes.append((node.end_lineno or 0, node.end_lineno or 0, [" " * first.col_offset + _failure(words)]))
         elif after.lineno > node.lineno and not lines[after.lineno - 1][: after.col_offset].strip():
             at = min([after.lineno, *(d.lineno for d in getattr(after, "decorator_list", ()))]) - 1
-            changes.append((at, at, [" " * after.col_offset + _failure()]))
+            changes.append((at, at, [" " * after.col_offset + _failure(words)]))
     for begin, end, text in sorted(changes, key=lambda change: change[0], reverse=True):
         lines[begin:end] = text
     return "\n".join(lines)
 
 
-def _failure() -> str:
+class _Words:
+    """Names and texts made of words that the names of an instance's tests have.
+
+    Args:
+        hidden: Those names.
+    """
+
+    def __init__(self, hidden: Sequence[str]) -> None:
+        self._known = " ".join(hidden).lower()
+        words = re.findall(r"[a-z]{2,}", re.sub(r"([a-z])([A-Z])", r"\1 \2", " ".join(hidden)).lower())
+        self._words = sorted({*words, *_COMMON}.difference(("test", "tests", "py")))
+        self._draw = random.SystemRandom()
+        self._given: list[str] = []
+
+    def text(self) -> str:
+        """Return a word."""
+        return self._draw.choice(self._words)
+
+    def name(self, *, of_class: bool) -> str:
+        """Return a new name, behind ``test_`` or ``Test``: no part of a name of the tests, or of another one."""
+        while True:
+            parts = self._draw.sample(self._words, self._draw.randint(3, 5))
+            name = "".join(part.title() for part in parts) if of_class else "_".join(parts)
+            if name.lower() not in self._known and not any(name in one or one in name for one in self._given):
+                self._given.append(name)
+                return name
+
+
+def _failure(words: _Words) -> str:
     """Return a statement that fails, in one of many forms."""
     draw = random.SystemRandom()
     one, other = draw.sample(range(2, 400), 2)
-    word, text = secrets.token_hex(3), secrets.token_hex(3)
+    word, text = words.text(), words.text()
     forms = (
         f"assert {one} == {other}",
         f"assert {one} in ({other}, {one + other})",
         f"assert len({word!r}) > {one + 20}",
-        f"assert {word + 'x'!r} == {text!r}",
+        f"assert {word + 's'!r} == {text!r}[:0]",
         f"assert {max(one, other)} < {min(one, other)}",
         f"assert not {[one]!r}",
         f"assert {{{one}: {other}}} == {{{other}: {one}}}",
@@ -209,15 +240,15 @@ def _failure() -> str:
     return draw.choice(forms)
 
 
-def _drawn(tests: Mapping[str, str], roles: dict[str, str], where: str) -> list[str]:
-    """Return the tests of a form in a random order, under random names."""
+def _drawn(tests: Mapping[str, str], roles: dict[str, str], where: str, words: _Words) -> list[str]:
+    """Return the tests of a form in a random order, under drawn names."""
     texts = []
     for role, text in tests.items():
         for place in sorted(set(re.findall(r"NAME\d", text))):
-            name = secrets.token_hex(6)
+            name = words.name(of_class=f"Test{place}" in text)
             roles[name] = f"{role} {where}{place[4:]}"
             text = text.replace(place, name)
-        texts.append(text.replace("WORD", secrets.token_hex(4)))
+        texts.append(text.replace("WORD", words.text()))
     random.SystemRandom().shuffle(texts)
     return texts
 
