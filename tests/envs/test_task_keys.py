@@ -97,11 +97,15 @@ def test_templates_are_resolved_in_each_table_of_variables(
     assert variables(tmp_path / "t", "solution", value).solution_env == {"A": resolved}
 
 
-@pytest.mark.parametrize("name", ["ERRATA_ANYTHING", "OPENAI_API_KEY", "HF_TOKEN", "PGPASSWORD", "DATABASE_URL"])
+@pytest.mark.parametrize(
+    "name", ["ERRATA_ANYTHING", "OPENAI_API_KEY", "HF_TOKEN", "PGPASSWORD", "DATABASE_URL", "PATH", "HOME"]
+)
 def test_a_task_cannot_read_a_secret_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "hidden-value")
     for value in (f"${{{name}}}", f"${{{name}:-none}}"):
-        with pytest.raises(TaskInvalid, match=rf"{name} could be a secret .*{VARIABLES_VARIABLE}={name}") as caught:
+        with pytest.raises(
+            TaskInvalid, match=rf"{name} belongs to this machine or could be a secret: {VARIABLES_VARIABLE}={name}"
+        ) as caught:
             variables(tmp_path / "t", "environment", value)
         assert "hidden-value" not in str(caught.value)
     monkeypatch.setenv(VARIABLES_VARIABLE, f"OTHER, {name}")

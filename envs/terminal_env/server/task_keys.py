@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 VARIABLES_VARIABLE = "ERRATA_TASK_VARIABLES"
-"""Names of variables with secrets that ``${NAME}`` in a task.toml may read from the server's environment, separated by
-commas."""
+"""Names of variables, of the machine's own or with secrets, that ``${NAME}`` in a task.toml may read from the server's
+environment, separated by commas."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TEMPLATE = re.compile(r"\$\{([^{}]*)\}")
-_SECRET = re.compile(
-    r"^ERRATA_|KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|COOKIE|SESSION|PRIVATE|CERT|DSN|_URL$|_URI$|_PAT$|PROXY", re.I
+_WITHHELD = re.compile(
+    r"^(?:ERRATA_.*|(?:.*_)?PATH|HOME|USER|SHELL|TMPDIR)$"
+    r"|KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|COOKIE|SESSION|PRIVATE|CERT|DSN|_URL$|_URI$|_PAT$|PROXY",
+    re.IGNORECASE,
 )
 
 
@@ -120,8 +122,8 @@ def variables(config: Mapping[str, Any], table: str) -> dict[str, str]:
     """Return the variables in the table ``env`` of a table, with templates resolved.
 
     ``${NAME}`` is the value of that variable in the server's environment, and ``${NAME:-default}`` is the default where
-    it is not set. A name that looks like that of a secret is read only if `VARIABLES_VARIABLE` allows it, because the
-    author of a task is not trusted with the operator's secrets.
+    it is not set. A name of the machine's own, or that looks like a secret's, is read only if `VARIABLES_VARIABLE`
+    allows it, because the author of a task is not trusted with the operator's secrets.
 
     Args:
         config: The tables of the file.
@@ -156,6 +158,8 @@ def _value(template: re.Match[str]) -> str:
             raise KeyRefused(f"{name} is not set in this environment: set it, or give it a default")
         return default
     allowed = {part.strip() for part in os.environ.get(VARIABLES_VARIABLE, "").split(",")}
-    if _SECRET.search(name) and name not in allowed:
-        raise KeyRefused(f"{name} could be a secret of this machine: {VARIABLES_VARIABLE}={name} gives it to tasks")
+    if _WITHHELD.search(name) and name not in allowed:
+        raise KeyRefused(
+            f"{name} belongs to this machine or could be a secret: {VARIABLES_VARIABLE}={name} gives it to tasks"
+        )
     return value
