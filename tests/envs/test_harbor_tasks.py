@@ -96,7 +96,9 @@ async def test_tests_and_programs_find_the_agents_own_modules(tmp_path: Path, en
     ("test_sh", "reward"),
     [
         ("echo 0.25 > /logs/verifier/reward.txt; exit 1", 0.25),
-        ("printf 7 > /logs/verifier/reward.txt", 1.0),
+        ("printf 1e-1 > /logs/verifier/reward.txt", 0.1),
+        ("printf 1.0000000000000002 > /logs/verifier/reward.txt", 1.0),
+        ("echo > /logs/verifier/reward.txt; echo 0.5 > /logs/verifier/reward.json", 0.5),
         ('echo \'{"reward": 0.5, "speed": 3}\' > /logs/verifier/reward.json', 0.5),
         ("echo 0.75 > /logs/verifier/reward.txt; (while :; do echo 1 > /tmp/x; done) &", 0.75),
         ('[ "$MODE$AGENT@$PWD" = strict@/workspace ] && echo 1 > /logs/verifier/reward.txt', 1.0),
@@ -115,8 +117,6 @@ async def test_the_reward_file_is_read(
     "test_sh",
     [
         "exit 1",
-        "echo soon > /logs/verifier/reward.txt",
-        "echo nan > /logs/verifier/reward.txt",
         "sleep 60; echo 1 > /logs/verifier/reward.txt",
         "kill -9 $PPID",
     ],
@@ -129,6 +129,91 @@ async def test_a_script_that_gives_no_reward_is_a_failure_and_not_a_zero(
     with pytest.raises(EnvironmentFailed, match="verifier of task t is broken"):
         await environment.step_async(DONE)
     assert (await environment.step_async(TerminalAction(command="echo goes on"))).stdout == "goes on\n"
+
+
+STARTED = "[ -e started ] || { echo 0 > /logs/verifier/reward.txt; exit; }\n"
+"""A verifier that gives a verdict on the untouched start, so that a control run finds nothing wrong with it."""
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        ("echo 7 > reward.txt", r"score 7 is not between 0 and 1: .*max_score = 7"),
+        ("echo -1 > reward.txt", "score -1 is not between 0 and 1: .* 0 for less than nothing$"),
+        ("echo 1.001 > reward.txt", "score 1.001 is not between 0 and 1"),
+        ("echo '{\"reward\": 10}' > reward.json", "score 10 is not between 0 and 1"),
+        ("echo 100% > reward.txt", "reward.txt says '100%', which is no reward: write one number from 0 to 1"),
+        ("echo soon > reward.txt", "reward.txt says 'soon'"),
+        ("echo nan > reward.txt", "reward.txt says 'nan'"),
+        ("echo inf > reward.txt", "reward.txt says 'inf'"),
+        ("printf '1\n0\n' > reward.txt", r"reward.txt says '1\\n0'"),
+        ("printf '\377' > reward.txt", "reward.txt says"),
+        ("echo 1/1 > reward.txt; echo 1 > reward.json", "reward.txt says '1/1'"),
+        ("echo '{\"a\": 1, \"b\": 1}' > reward.json", "reward.json says '{\"a\": 1, \"b\": 1}'"),
+        ("echo '{\"reward\": null}' > reward.json", "reward.json says"),
+        ("echo '{\"reward\": NaN}' > reward.json", "reward.json says"),
+        ("echo '{\"reward\": 1' > reward.json", "reward.json says"),
+        ("printf '1%0400d' > reward.json", "reward.json says"),
+        ("printf '[%.0s' {1..60000} > reward.json", "reward.json says"),
+    ],
+)  # fmt: skip
+async def test_a_score_is_never_bent_into_a_reward(
+    tmp_path: Path, environment: TerminalEnvironment, write: str, said: str
+) -> None:
+    """No control run decides: that the start can be graded does not make such a score one of the agent's."""
+    harbor(tmp_path, f"{STARTED}cd /logs/verifier; {write}")
+    await environment.reset_async(task_id="t")
+    await environment.step_async(TerminalAction(command="touch started"))
+    with pytest.raises(EnvironmentFailed, match=f"verifier of task t is broken: .*{said}"):
+        await environment.step_async(DONE)
+    assert not environment.state.done
+
+
+@pytest.mark.parametrize(
+    "write", ["> reward.txt", "mkdir reward.txt", "ln -s /tests/test.sh reward.txt", "mkfifo reward.txt"]
+)
+async def test_a_reward_file_without_content_is_the_agents_fault_where_the_start_has_a_verdict(
+    tmp_path: Path, environment: TerminalEnvironment, write: str
+) -> None:
+    harbor(tmp_path, f"{STARTED}cd /logs/verifier; {write}")
+    await environment.reset_async(task_id="t")
+    await environment.step_async(TerminalAction(command="touch started"))
+    assert (await environment.step_async(DONE)).reward == 0.0
+    assert environment.verdict and "reward file is empty or no regular file" in environment.verdict.detail
+
+
+@pytest.mark.parametrize(("points", "reward"), [("0", 0.0), ("4", 0.4), ("10", 1.0), ("11", None), ("-1", None)])
+async def test_points_are_divided_by_the_maximum_that_the_task_declares(
+    tmp_path: Path, environment: TerminalEnvironment, points: str, reward: float | None
+) -> None:
+    toml = "[errata]\nmax_score = 10\n"
+    harbor(tmp_path, f"{STARTED}echo {points} > /logs/verifier/reward.txt", **{"task.toml": toml})
+    await environment.reset_async(task_id="t")
+    await environment.step_async(TerminalAction(command="touch started"))
+    if reward is None:
+        with pytest.raises(EnvironmentFailed, match="is not between 0 and 10"):
+            await environment.step_async(DONE)
+    else:
+        assert (await environment.step_async(DONE)).reward == reward
+
+
+async def test_all_checks_of_a_verify_py_give_exactly_1(tmp_path: Path, environment: TerminalEnvironment) -> None:
+    checks = "".join(f"@check(weight={w})\ndef c{n}(): ...\n" for n, w in enumerate([0.1, 0.2, 0.3, 0.7, 1e-9]))
+    write_task(tmp_path / "tasks" / "t", {"tests/verify.py": f"from errata_verify import check\n{checks}"})
+    await environment.reset_async(task_id="t")
+    assert (await environment.step_async(DONE)).reward == 1.0
+
+
+async def test_variables_of_the_task_reach_the_agent_and_the_verifier(
+    tmp_path: Path, environment: TerminalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADING_MODE", "strict")
+    toml = '[environment.env]\nWORD = "blue"\n[verifier.env]\nMODE = "${GRADING_MODE}-${LEVEL:-2}"\n'
+    test_sh = '[ "$WORD$MODE" = bluestrict-2 ]; echo $(( 1 - $? )) > /logs/verifier/reward.txt'
+    harbor(tmp_path, test_sh, **{"task.toml": toml, "environment/Dockerfile": "FROM x\nENV WORD=red\n"})
+    await environment.reset_async(task_id="t")
+    assert (await environment.step_async(TerminalAction(command='echo "$WORD$MODE"'))).stdout == "blue\n"
+    assert (await environment.step_async(DONE)).reward == 1.0
 
 
 @pytest.mark.parametrize(

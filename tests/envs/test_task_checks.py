@@ -76,6 +76,35 @@ async def test_a_sound_task_passes(tmp_path: Path, real: Backend, style: str) ->
             {"tests/test.sh": "set -e\ngrep -qx right /app/out.txt\necho 1 > /logs/verifier/reward.txt\n"},
             "the untouched start cannot be graded: test.sh ended with 2 and wrote no reward file",
         ),
+        (
+            {"tests/test.sh": "grep -qx right /app/out.txt && n=10\necho ${n:-0} > /logs/verifier/reward.txt\n"},
+            r"the solution cannot be graded: its score 10 is not between 0 and 1: .*max_score = 10",
+        ),
+        (
+            {"tests/test.sh": "n=-1; grep -qx right /app/out.txt && n=1\necho $n > /logs/verifier/reward.txt\n"},
+            "the untouched start cannot be graded: its score -1 is not between 0 and 1",
+        ),
+        (
+            {"tests/test.sh": "grep -qx right /app/out.txt && n=1\ngrep -qx done /app/out.txt && n=4\n"
+             "echo ${n:-0} > /logs/verifier/reward.txt\n"},
+            "after the program 'named files, a line' it cannot be graded: its score 4 is not between 0 and 1",
+        ),
+        (
+            {"tests/test.sh": "grep -qx right /app/out.txt && n=100%\necho ${n:-0} > /logs/verifier/reward.txt\n"},
+            "the solution cannot be graded: test.sh ended with 0, and its reward.txt says '100%'",
+        ),
+        (
+            {"solution/solve.sh": "python3 -m http.server 8765 > /dev/null 2>&1 &\n"},
+            r"scores 0 instead of 1: .*it left programs running in the background \(python3\), which were killed",
+        ),
+        (
+            {"solution/solve.sh": "setsid sleep 1000 < /dev/null > /dev/null 2>&1 & disown\n"},
+            r"left programs running in the background \(sleep\)",
+        ),
+        (
+            {"tests/test.sh": f"echo the word is missing; grep -qx left /app/out.txt\n{REWARD}"},
+            "scores 0 instead of 1: test.sh ended with 0: the word is missing",
+        ),
         ({"setup.sh": "exit 7\n"}, "setup.sh ended with 7"),
         ({"environment/Dockerfile": "FROM x\nWORKDIR /app\nRUN rm /app/nothing\n"}, "line 3: RUN rm /app/nothing"),
     ],
@@ -97,6 +126,26 @@ async def test_a_verifier_that_needs_no_tool_passes_on_a_broken_machine(tmp_path
     result = await checked(real, tmp_path / "t", **{"tests/test.sh": f'[ "$(< /app/out.txt)" = right ]\n{REWARD}'})
     assert result.passed, result.problems
     assert result.broken["the solved task, no tools"] == [1.0, 1.0]
+
+
+@pytest.mark.tasks
+@pytest.mark.sandbox
+async def test_a_solution_has_its_variables_and_those_of_the_environment(tmp_path: Path, real: Backend) -> None:
+    changed = {
+        "task.toml": f'mode = "x"\n{TOML}[environment.env]\nWORD = "ri"\n[solution.env]\nEND = "${{NO_SUCH:-ght}}"\n',
+        "solution/solve.sh": "echo $WORD$END > /app/out.txt\n",
+    }
+    result = await checked(real, tmp_path / "t", **changed)
+    assert result.passed, result.problems
+    assert "task.toml: mode is not used" in result.warnings
+
+
+@pytest.mark.tasks
+@pytest.mark.sandbox
+async def test_lines_that_are_not_used_are_warnings_where_the_solution_fails(tmp_path: Path, real: Backend) -> None:
+    changed = {"environment/Dockerfile": "FROM x\nWORKDIR /app\nCMD ./serve\n", "solution/solve.sh": "true\n"}
+    result = await checked(real, tmp_path / "t", **changed)
+    assert any("CMD ./serve is not run" in warning for warning in result.warnings)
 
 
 @pytest.mark.tasks

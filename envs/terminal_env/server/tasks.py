@@ -2,7 +2,8 @@
 
 A task is a directory in the layout of Harbor and terminal-bench::
 
-    task.toml           [metadata] difficulty, category, tags; [verifier] timeout_sec; [errata], below
+    task.toml           [metadata] difficulty, category, tags; [verifier] timeout_sec; the table ``env`` of
+                        [environment], [verifier] and [solution]; [errata], below; other keys: `task_keys`
     instruction.md      what the agent reads
     environment/        Harbor's build context: its Dockerfile defines the files of the start (`dockerfile`);
                         without a Dockerfile, files for /workspace
@@ -15,8 +16,9 @@ A task is a directory in the layout of Harbor and terminal-bench::
 The ``[errata]`` table is ours: ``deterministic`` (two runs of the same commands give the same observations), ``env``
 (variables exported in the first shell), ``base`` (name of a base tree prepared for the task: then its Dockerfile may
 need an image), ``built`` (its image was built of this Dockerfile: RUN lines are not followed), ``unchecked`` (there
-is no solution that ``errata tasks check`` could run) and ``probes``: commands run on the agent's final state whose
-output ``verify.py`` judges, each with ``name``, ``command``, ``timeout_s``, ``stdin``.
+is no solution that ``errata tasks check`` could run), ``max_score`` (what ``test.sh`` writes for all points; 1 without
+it) and ``probes``: commands run on the agent's final state whose output ``verify.py`` judges, each with ``name``,
+``command``, ``timeout_s``, ``stdin``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ import hashlib
 import logging
 import math
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,7 @@ from errata_server.sandbox.spec import WORKSPACE
 
 from .dockerfile import Copy, DockerfileInvalid, Recipe, read
 from .task_files import TaskInvalid, check_files, compose_services, read_text, read_toml
+from .task_keys import check_keys, variables
 
 log = logging.getLogger("errata.terminal")
 
@@ -56,7 +58,6 @@ _MAX_DEPTH = 6
 _MAX_FOLDERS = 100_000
 _PART_BYTES = 1024**2
 _PROBE_KEYS = {"name", "command", "timeout_s", "stdin"}
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BUNDLED_ROOT = Path(__file__).resolve().parent.parent / "tasks"
 _UNUSED = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml", ".dockerignore")
 
@@ -84,8 +85,9 @@ class Task:
         verifier_timeout_s: Limit of the verifier itself, in seconds; probes have their own.
         probes: See `Probe`.
         deterministic: Two runs of the same commands give the same observations.
-        env: Exported in the first shell: ``ENV`` of the Dockerfile, then ``[errata.env]``.
+        env: Exported in the first shell: ``ENV`` of the Dockerfile, then ``[environment.env]`` and ``[errata.env]``.
         verifier_env: ``[verifier.env]``: variables of test.sh.
+        solution_env: ``[solution.env]``: variables of the reference solution.
         metadata: ``[metadata]`` of task.toml.
         notes: Parts of the directory that are not used, one line each.
         digest: sha256 over everything that shapes the start and the grading.
@@ -93,6 +95,8 @@ class Task:
         base: Name of the base tree.
         unchecked: Whether task.toml declares that the task cannot be checked.
         whole_digest: sha256 over the directory, solution included: what a check's result belongs to.
+        max_score: The reward that ``test.sh`` writes for all points; rewards are divided by it.
+        warnings: Those of ``notes`` that may be mistakes of the task's author.
     """
 
     id: str
@@ -105,6 +109,7 @@ class Task:
     deterministic: bool
     env: Mapping[str, str]
     verifier_env: Mapping[str, str]
+    solution_env: Mapping[str, str]
     metadata: Mapping[str, Any]
     notes: tuple[str, ...]
     digest: str
@@ -112,6 +117,8 @@ class Task:
     base: str = "default"
     unchecked: bool = False
     whole_digest: str = ""
+    max_score: float = 1.0
+    warnings: tuple[str, ...] = ()
 
     @property
     def workdir(self) -> str:
@@ -197,6 +204,10 @@ def _read_task(root: Path, split: str) -> Task:
         raise TaskInvalid("the name of its directory has characters that cannot be printed: rename it")
     check_files(root)
     config = read_toml(root / "task.toml")
+    try:
+        warnings = check_keys(config)
+    except ValueError as error:
+        raise TaskInvalid(f"task.toml: {error}") from error
     instruction = read_text(root / "instruction.md").strip()
     if not instruction:
         raise TaskInvalid("instruction.md is empty")
@@ -209,21 +220,24 @@ def _read_task(root: Path, split: str) -> Task:
         raise TaskInvalid("neither tests/verify.py nor tests/test.sh is there")
     try:
         ours = _table(config, "errata")
-        timeout_s = _seconds(_table(config, "verifier").get("timeout_sec", 60.0), "[verifier] timeout_sec")
+        timeout_s = _positive(_table(config, "verifier").get("timeout_sec", 60.0), "[verifier] timeout_sec")
         probes = _probes(ours.get("probes", []))
-        env = _variables(ours, "errata")
+        env = variables(config, "environment") | variables(config, "errata")
+        max_score = _positive(ours.get("max_score", 1.0), "[errata] max_score", "number")
         base = _text(ours.get("base", ""), "[errata] base")
         image = _text(_table(config, "environment").get("docker_image", ""), "[environment] docker_image")
-        verifier_env = _variables(_table(config, "verifier"), "verifier")
+        verifier_env, solution_env = variables(config, "verifier"), variables(config, "solution")
         metadata = _metadata(_table(config, "metadata"))
         deterministic, built, unchecked = (_flag(ours, name) for name in ("deterministic", "built", "unchecked"))
     except ValueError as error:
         raise TaskInvalid(f"task.toml: {error}") from error
     if probes and verifier == "script":
         raise TaskInvalid("probes need tests/verify.py to judge them")
+    if max_score != 1.0 and verifier == "judge":
+        raise TaskInvalid("task.toml: [errata] max_score is for tests/test.sh: the checks of verify.py have weights")
     if len({probe.name for probe in probes}) < len(probes):
         raise TaskInvalid("two probes have the same name")
-    notes: list[str] = []
+    notes: list[str] = list(warnings)
     recipe = _recipe(root, base, image, notes)
     if built:
         if not base or recipe is None:
@@ -232,6 +246,9 @@ def _read_task(root: Path, split: str) -> Task:
         copied = [entry for step in recipe.steps if isinstance(step, Copy) for entry in step.entries]
         placed = {entry.path: entry for entry in (*recipe.start, *copied)}
         recipe = replace(recipe, start=list(placed.values()), steps=[])
+    # With values of templates, which change while the file does not.
+    given = [env, verifier_env, solution_env]
+    resolved = repr(given).encode() if any(given) else b""
     spare_s = MAX_VERIFIER_S - sum(probe.timeout_s for probe in probes)
     if spare_s < 1.0:
         raise TaskInvalid(f"probes take up to {MAX_VERIFIER_S - spare_s:g} s, at most {MAX_VERIFIER_S - 1:g} s")
@@ -248,13 +265,18 @@ def _read_task(root: Path, split: str) -> Task:
         deterministic=deterministic,
         env=MappingProxyType((recipe.env if recipe else {}) | env),
         verifier_env=MappingProxyType(verifier_env),
+        solution_env=MappingProxyType(solution_env),
         metadata=MappingProxyType(metadata),
         notes=tuple(notes),
-        digest=_digest(root, ("environment", "tests"), ("task.toml", "setup.sh")),
+        digest=_digest(root, ("environment", "tests"), ("task.toml", "setup.sh"), resolved),
         recipe=recipe,
         base=base or "default",
         unchecked=unchecked,
-        whole_digest=_digest(root, ("environment", "tests", "solution"), ("task.toml", "setup.sh", "instruction.md")),
+        whole_digest=_digest(
+            root, ("environment", "tests", "solution"), ("task.toml", "setup.sh", "instruction.md"), resolved
+        ),
+        max_score=max_score,
+        warnings=tuple(warnings),
     )
 
 
@@ -319,17 +341,17 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _seconds(value: Any, where: str) -> float:
-    """Return a time limit: a finite number above 0, or text that holds one."""
+def _positive(value: Any, where: str, what: str = "number of seconds") -> float:
+    """Return a finite number above 0; text may hold it."""
     try:
         if isinstance(value, bool):
             raise TypeError("a truth value")
-        seconds = float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{where} must be a number of seconds: {error}") from error
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"{where} must be a finite number of seconds above 0, not {seconds:g}")
-    return seconds
+        raise ValueError(f"{where} must be a {what}: {error}") from error
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{where} must be a finite {what} above 0, not {number:g}")
+    return number
 
 
 def _flag(table: Mapping[str, Any], name: str) -> bool:
@@ -337,18 +359,6 @@ def _flag(table: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"[errata] {name} must be true or false, not {type(value).__name__}")
     return value
-
-
-def _variables(table: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return the environment variables in the table ``env`` of a table."""
-    found = {}
-    for variable, value in _table(table, "env").items():
-        if not _VARIABLE.fullmatch(variable):
-            raise ValueError(f"[{name}.env] {variable[:80]!r} is not the name of a variable")
-        if not isinstance(value, str | int | float) or "\0" in str(value):
-            raise ValueError(f"[{name}.env] {variable} must be text or a number, without NUL characters")
-        found[variable] = str(value)
-    return found
 
 
 def _metadata(table: dict[str, Any]) -> dict[str, Any]:
@@ -376,7 +386,7 @@ def _probes(values: Any) -> tuple[Probe, ...]:
         texts = {name: _text(value[name], f"{where} {name}") for name in ("name", "command", "stdin") if name in value}
         if "\0" in texts["command"]:
             raise ValueError(f"{where} command has a NUL character")
-        probes.append(Probe(**texts, timeout_s=_seconds(value.get("timeout_s", 20.0), f"{where} timeout_s")))
+        probes.append(Probe(**texts, timeout_s=_positive(value.get("timeout_s", 20.0), f"{where} timeout_s")))
     return tuple(probes)
 
 
@@ -394,8 +404,8 @@ def tree(root: Path) -> list[tuple[str, Path]]:
     return sorted(found)
 
 
-def _digest(root: Path, parts: Iterable[str], names: Iterable[str]) -> str:
-    digest = hashlib.sha256()
+def _digest(root: Path, parts: Iterable[str], names: Iterable[str], more: bytes) -> str:
+    digest = hashlib.sha256(more)
     for part in parts:
         for path in sorted((root / part).rglob("*")) if (root / part).is_dir() else ():
             name = path.relative_to(root).as_posix()

@@ -18,6 +18,9 @@ something gives no reward below 1, whatever it wrote: that is an `EnvironmentFai
 A probe whose command is not found is the same error only if the untouched start does not have that command: exit code
 and output of a probe may come from the agent's program.
 
+A score outside of [0, 1], or a reward file that says something else than a number, is an error as well, whatever the
+final state was: to bend it would reward what nobody decided (`ScoreRefused`).
+
 When no verdict comes, the question is whose fault that is. The same verifier is run on the untouched start of the
 task: if it gives a verdict there, the agent's state broke it and is worth 0; if not, the verifier is broken, which is
 an `EnvironmentFailed` and never a reward.
@@ -28,7 +31,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import re
 import secrets
 import shlex
@@ -109,6 +111,10 @@ class VerifierLacks(Exception):
         self.lacks = lacks
 
 
+class ScoreRefused(Exception):
+    """The verifier's score cannot be a reward, whatever the final state; the message says what to write."""
+
+
 _controls = ControlRuns()
 
 
@@ -131,14 +137,16 @@ async def verify(
             without them.
 
     Raises:
-        errata_protocol.errors.EnvironmentFailed: The verifier gives no verdict on an untouched start either, or it
-            did not have a tool that it asked for.
+        errata_protocol.errors.EnvironmentFailed: The verifier gives no verdict on an untouched start either, it did
+            not have a tool that it asked for, or its score is none.
         errata_protocol.errors.SandboxFailed: The sandbox broke.
     """
     try:
         return await attempt(backend, task, final, harmless=harmless)
     except NoVerdict as error:
         why = str(error)
+    except ScoreRefused as error:
+        raise EnvironmentFailed(f"the verifier of task {task.id} is broken: {error}") from error
     except VerifierLacks as error:
         if task.verifier != "script" and await _has(backend, task, await start(), error.lacks):
             log.warning("task %s: a probe did not find a command that the start has: graded 0: %s", task.id, error)
@@ -153,7 +161,7 @@ async def verify(
 
     try:
         await _controls.demand(backend, task.digest, control)
-    except (NoVerdict, VerifierLacks) as error:
+    except (NoVerdict, ScoreRefused, VerifierLacks) as error:
         raise EnvironmentFailed(f"the verifier of task {task.id} is broken: {error}") from error
     log.warning("task %s: the final state broke the verifier, which is worth 0: %s", task.id, why)
     return Verdict(0.0, why)
@@ -179,6 +187,7 @@ async def attempt(
     Raises:
         NoVerdict: It gave no verdict.
         VerifierLacks: Its verdict does not count.
+        ScoreRefused: Its score is not one.
         errata_protocol.errors.SandboxFailed: The sandbox broke.
     """
     if task.verifier == "script":
@@ -285,19 +294,30 @@ async def _run_script(
     finally:
         mounts["/logs"].joinpath("verifier").unlink()
         mounts["/logs"].rmdir()
-    score, ended = verdict["score"], f"test.sh ended with {verdict['exit_code']}"
+    score, found, ended = verdict["score"], verdict["found"], f"test.sh ended with {verdict['exit_code']}"
     lacks, unsure = await asyncio.to_thread(_lacks, task, verdict.get("lacks", ()), harmless)
     absent = {found[1] for found in _ABSENT.finditer(stderr) if Path(found[1]).name in PROGRAMS.keys() | WELL_KNOWN}
     # Any program with test.sh's standard error could have printed that line.
     unsure += tuple(Lack("runner", path, f"no program {path}") for path in sorted(absent - harmless))
-    if score is None or score < 1.0:
+    if score is None or score < task.max_score:
         if lacks:
             raise VerifierLacks(lacks)
         if unsure:
             raise NoVerdict("; ".join(lack.text for lack in unsure))
+    if found:
+        raise ScoreRefused(f"{ended}, and its {found}, which is no reward: {_WRITE}")
     if score is None:
-        raise NoVerdict(f"{ended} and wrote no reward file")
-    return Verdict(_score(score), ended, lacks)
+        what = "wrote no reward file" if found is None else "its reward file is empty or no regular file"
+        raise NoVerdict(f"{ended} and {what}")
+    said = " ".join(stderr.split())[-300:]
+    return Verdict(_score(score, task.max_score), f"{ended}: {said}" if said else ended, lacks)
+
+
+_WRITE = (
+    'write one number from 0 to 1 to /logs/verifier/reward.txt, or {"reward": NUMBER} to reward.json and no reward.txt'
+)
+_ROUNDING = 1e-9
+"""What a score may miss 0 or 1 by: sums of shares such as ten times 0.1 are not exact."""
 
 
 _ABSENT = re.compile(r"^/tests/\S+: line \d+: (/\S+): No such file or directory$", re.MULTILINE)
@@ -346,7 +366,20 @@ async def _run(
     return nonced(result, request["nonce"]), result.stderr
 
 
-def _score(value: float) -> float:
-    if not math.isfinite(value):
-        raise NoVerdict(f"the verdict's score is {value}")
-    return min(1.0, max(0.0, float(value)))
+def _score(value: float, most: float = 1.0) -> float:
+    """Return the share of ``most``, the reward for all points, in [0, 1].
+
+    Raises:
+        ScoreRefused: It is outside of that.
+    """
+    share = float(value) / most
+    near = 1.0 if share > 0.5 else 0.0
+    if abs(share - near) <= _ROUNDING:
+        return near
+    if not 0.0 < share < 1.0:
+        above = "" if value < 0 else f", or declare the most that it gives in task.toml: [errata] max_score = {value:g}"
+        raise ScoreRefused(
+            f"its score {value:g} is not between 0 and {most:g}: divide points by their maximum and write 0 "
+            f"for less than nothing{above}"
+        )
+    return share

@@ -2,7 +2,7 @@
 
 An answer with score 0 is degenerate: cheap to find, and nothing of what the task asks for, or half of it while the rest
 is destroyed. One between 0 and 1 is honest and unfinished. `trivial` makes answers that need no understanding, from
-nothing but the instruction's text.
+nothing but the instruction's text. One with score 1 is another solution, in a style that a verifier might not expect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Answer:
     Args:
         name: Says what it does.
         commands: Bash text, run as one command before `submit`.
-        score: What it is worth, in [0, 1).
+        score: What it is worth, in [0, 1].
     """
 
     name: str
@@ -138,15 +138,17 @@ def figures() -> str:
     written = {task_id: answers(task_id) for task_id in tasks}
     cheap = [answer.name for answer in trivial(next(iter(tasks.values())))]
     degenerate = sum(answer.score == 0 for found in written.values() for answer in found)
-    partial = sum(answer.score > 0 for found in written.values() for answer in found)
+    partial = sum(0 < answer.score < 1 for found in written.values() for answer in found)
+    others = sum(answer.score == 1 for found in written.values() for answer in found)
     page = [
         "# What answers to the bundled tasks are worth",
         "",
         "Written by `python scripts/task_answers.py`, which plays each answer of `tests/envs/answers` in a sandbox",
         "through the environment's own `submit`. `tests/envs/test_bundled_tasks.py` plays them again.",
         "",
-        f"{len(tasks)} tasks: their reference solutions score 1, {degenerate} degenerate answers score 0, {partial}",
-        f"honest and unfinished ones score in between. {len(cheap)} trivial answers to any task score 0 in each:",
+        f"{len(tasks)} tasks: their reference solutions and {others} others score 1, {degenerate} degenerate answers",
+        f"score 0, {partial} honest and unfinished ones score in between. {len(cheap)} trivial answers to any task",
+        "score 0 in each:",
         "",
         *(f"- {name}" for name in cheap),
     ]

@@ -7,8 +7,9 @@ without the verifier's tools changes no score: the verifier fails there, or it n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from errata_protocol.errors import EnvironmentFailed
@@ -71,6 +72,7 @@ class _Check:
         self.times = times
         self.progress = progress
         self.found = found
+        self.refused: set[str] = set()
 
     async def run(self) -> None:
         task, found = self.task, self.found
@@ -79,6 +81,7 @@ class _Check:
         except EnvironmentFailed as error:
             found.problems.append(error.message)
             return
+        found.warnings += task.warnings
         solved = await self._solution(start)
         if found.problems:
             return
@@ -117,9 +120,9 @@ class _Check:
         for turn in range(self.times):
             self.progress(f"the solution, {turn + 1} of {self.times}")
             solution = staged(task.root / "solution", key=task.whole_digest)
-            solved, output = await self._played(start, f"bash {_SOLUTION}", {"/solution": solution})
+            solved, output = await self._played(start, f"bash {_SOLUTION}", {"/solution": solution}, task.solution_env)
             score, why = await self._graded(solved, learn=True)
-            outcomes.append((score, why if score is None or score >= 1.0 else f"{why}; {output}"))
+            outcomes.append((score, why if score is not None and score >= 1.0 else f"{why}; {output}"))
         found.scores["solution"] = [score for score, _ in outcomes]
         self._same("the solution", outcomes)
         bad = next(((score, why) for score, why in outcomes if score != 1.0), None)
@@ -127,6 +130,7 @@ class _Check:
             score, why = bad
             worth = "cannot be graded" if score is None else f"scores {score:g} instead of 1"
             found.problems.append(f"the solution {worth}: {why}")
+            found.warnings += [note for note in task.notes if note not in found.warnings]
         return solved
 
     async def _broken(self, what: str, state: SandboxSnapshot, healthy: float | None) -> None:
@@ -147,8 +151,11 @@ class _Check:
     async def _degenerate(self, start: SandboxSnapshot, empty: float) -> None:
         for name, program in degenerate.programs(self.task).items():
             self.progress(f"a degenerate program: {name}")
-            state, _ = await self._played(start, program, {}, PROGRAM_TIMEOUT_S)
+            state, _ = await self._played(start, program, {}, {}, PROGRAM_TIMEOUT_S)
             score, why = await self._graded(state)
+            if why in self.refused:
+                self.found.problems.append(f"after the program {name!r} it cannot be graded: {why}")
+                return
             self.found.scores[name] = score
             if score is None:
                 self.found.warnings.append(f"after the program {name!r} it cannot be graded: {why}")
@@ -158,18 +165,30 @@ class _Check:
                 (self.found.warnings if self.task.split == LOCAL else self.found.problems).append(text)
 
     async def _played(
-        self, start: SandboxSnapshot, command: str, mounts: dict[str, Any], timeout_s: float = SOLUTION_TIMEOUT_S
+        self,
+        start: SandboxSnapshot,
+        command: str,
+        mounts: Mapping[str, Path],
+        env: Mapping[str, str],
+        timeout_s: float = SOLUTION_TIMEOUT_S,
     ) -> tuple[SandboxSnapshot, str]:
         """Run ``command`` on the start; return the state after it and how it ended."""
         sandbox = await self.backend.restore(start)
         try:
-            result = await sandbox.run(command, mounts=mounts, timeout_s=timeout_s)
+            result = await sandbox.run(command, mounts=mounts, env=env, timeout_s=timeout_s)
             state = await sandbox.snapshot()
         finally:
             await sandbox.destroy()
         how = "was killed at its time limit" if result.timed_out else f"ended with {result.exit_code}"
         tail = " ".join((result.stderr or result.stdout).split())[-300:]
-        return SandboxSnapshot(ref=state.ref), f"solve.sh {how}" + (f": {tail}" if tail else "")
+        said = f"solve.sh {how}" + (f": {tail}" if tail else "")
+        if result.killed_background:
+            left = ", ".join(result.killed_background)
+            said += (
+                f"; it left programs running in the background ({left}), which were killed when it ended: no process "
+                "outlives a command here, so a task whose tests need a running server has to start it in test.sh"
+            )
+        return SandboxSnapshot(ref=state.ref), said
 
     async def _graded(
         self, state: SandboxSnapshot, *, broken: verifier.Broken = "", learn: bool = False
@@ -179,7 +198,9 @@ class _Check:
             verdict = await verifier.attempt(
                 self.backend, self.task, state, harmless=self.found.harmless, broken=broken
             )
-        except (NoVerdict, verifier.VerifierLacks) as error:
+        except (NoVerdict, verifier.VerifierLacks, verifier.ScoreRefused) as error:
+            if isinstance(error, verifier.ScoreRefused):
+                self.refused.add(str(error))
             return None, str(error)
         if learn and verdict.score >= 1.0:
             self.found.harmless |= {lack.name for lack in verdict.lacks}

@@ -165,7 +165,9 @@ def mode(name):
 class GitObjects:
     """Reads commits of the agent's repository without its configuration, hooks or filters.
 
-    A git directory of our own borrows the object store; references are read as the plain files they are.
+    References are read as the plain files they are. What a reference leads to is copied into a git directory of our
+    own, which computes the name of each object anew. So no commit-graph, index of a pack, graft, replacement or object
+    with another object's name says something else than the objects themselves.
     """
 
     def __init__(self, repository):
@@ -173,19 +175,35 @@ class GitObjects:
         if os.path.realpath(self.git_dir) != self.git_dir or not os.path.isdir(self.git_dir):
             raise NotSolved(f"{repository}: no git repository")
         self._own = tempfile.mkdtemp(prefix="verify-git-")
-        self._git("init", "-q", "--bare", self._own, objects=False)
+        self._git("init", "-q", "--bare", self._own)
 
-    def _git(self, *arguments, objects=True):
+    def _git(self, *arguments, given=b"", **theirs):
+        """Return what git prints.
+
+        Args:
+            arguments: Its arguments.
+            given: Its standard input.
+            theirs: Variables that name files of the agent's repository.
+        """
         env = {"PATH": "/usr/bin:/bin", "HOME": self._own, "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1"}
         env |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_ALLOW_PROTOCOL": "none", "GIT_TERMINAL_PROMPT": "0"}
-        if objects:
-            env |= {"GIT_DIR": self._own, "GIT_OBJECT_DIRECTORY": os.path.join(self.git_dir, "objects")}
-        done = subprocess.run(
-            ["/usr/bin/git", *arguments], env=env, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=20
-        )
+        env |= {"GIT_DIR": self._own, "GIT_NO_REPLACE_OBJECTS": "1", **theirs}
+        command = ["/usr/bin/git", "-c", "core.commitGraph=false", *arguments]
+        try:
+            done = subprocess.run(command, env=env, cwd="/", input=given, capture_output=True, timeout=20)
+        except subprocess.TimeoutExpired as error:
+            raise NotSolved(f"git {arguments[0]}: {error}") from error
         if done.returncode != 0:
             raise NotSolved(f"git {arguments[0]}: {done.stderr.decode('utf-8', 'replace')[-300:]}")
         return done.stdout
+
+    def _copy(self, commit):
+        """Copy a commit, its ancestors and their files into our own repository."""
+        objects = os.path.join(self.git_dir, "objects")
+        options = ["--revs", "--stdout", "--window=0", "-q"]
+        pack = self._git("pack-objects", *options, given=commit.encode() + b"\n", GIT_OBJECT_DIRECTORY=objects)
+        self._git("index-pack", "--stdin", given=pack)
+        self._git("rev-list", "--objects", "--quiet", commit)  # fails where an object had another name than its own
 
     def ref(self, name):
         """Return the commit id that ``name`` (``HEAD``, ``refs/heads/main``) stands for.
@@ -199,6 +217,7 @@ class GitObjects:
                 value = self._packed(name)
             if not value.startswith("ref: "):
                 if len(value) == 40 and all(c in "0123456789abcdef" for c in value):
+                    self._copy(value)
                     return value
                 raise NotSolved(f"{name}: {value[:60]!r} is no commit id")
             name = value[5:].strip()
@@ -246,6 +265,18 @@ class GitObjects:
             NotSolved: There is no such file.
         """
         return self._git("cat-file", "blob", f"{commit}:{name}")
+
+    def is_staged(self, commit):
+        """Return whether the index of the agent's repository has the files of ``commit`` and no others."""
+        index = os.path.relpath(os.path.join(self.git_dir, "index"), WORKSPACE)
+        copy = os.path.join(self._own, "copied-index")
+        with open(copy, "wb") as file:
+            file.write(data(index))
+        staged = self._git("ls-files", "--stage", "-z", GIT_INDEX_FILE=copy).split(b"\0")
+        tree = self._git("ls-tree", "-r", "-z", commit).split(b"\0")
+        # MODE ID STAGE TAB NAME, and MODE TYPE ID TAB NAME
+        entries = [(*row.partition(b"\t")[0].split(), row.partition(b"\t")[2]) for row in tree[:-1]]
+        return staged[:-1] == [b"%s %s 0\t%s" % (mode, blob, name) for mode, _, blob, name in entries]
 
     def names(self, commit):
         """Return the names of all files in ``commit``."""

@@ -70,15 +70,15 @@ def main():
 
     if not errata_verify.CHECKS:
         raise RuntimeError("verify.py has no @check")
-    total = sum(weight for _, weight, _ in errata_verify.CHECKS)
     outcomes = Outcomes(errata_verify.NEEDS)
-    results, earned, barred = [], 0.0, False
+    results, earned, total, barred = [], 0.0, 0.0, False  # sum() rounds otherwise, and all checks would not give 1
     for kind, entries in (("require", errata_verify.REQUIRED), ("check", errata_verify.CHECKS)):
         for name, weight, function in entries:
             why = outcomes.why_not(function)
             passed = not why
             results.append({"name": name, "kind": kind, "weight": weight, "passed": passed, "why": why})
             earned += weight if passed else 0.0
+            total += weight
             barred |= kind == "require" and not passed
     verdict = {"nonce": request["nonce"], "score": 0.0 if barred else earned / total, "checks": results}
     os.write(out, ("\n" + json.dumps(verdict) + "\n").encode())

@@ -13,6 +13,7 @@ process of a test: it can call what sends the reports there.
 
 import ctypes
 import json
+import math
 import os
 import selectors
 import shutil
@@ -143,17 +144,33 @@ class Reports:
 
 
 def reward(logs):
-    """Return the number in reward.txt or reward.json, or None."""
+    """Return the number in the reward file, and what was found instead of one.
+
+    As in Harbor, reward.txt decides where both files are there. What was found is None without a reward file, and ""
+    for a file that is empty or not regular: then whatever was to write a number did not.
+    """
+    found = None
     for name in ("reward.txt", "reward.json"):
         try:
             fd = os.open(os.path.join(logs, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             with open(fd, "rb") as file:
-                raw = file.read(65536).decode("utf-8").strip()
-            value = json.loads(raw) if name.endswith(".json") else float(raw)
-            return float(value["reward"] if isinstance(value, dict) else value)
-        except (OSError, ValueError, LookupError, TypeError):
+                raw = file.read(65536).strip()
+        except FileNotFoundError:
             continue
-    return None
+        except OSError:  # a symbolic link, a directory
+            raw = b""
+        if not raw:
+            found = ""
+            continue
+        try:
+            value = json.loads(raw) if name.endswith(".json") else raw.decode()
+            value = float(value["reward"] if isinstance(value, dict) else value)
+            if math.isfinite(value):
+                return value, None
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+            pass
+        return None, f"{name} says {raw[:200].decode('utf-8', 'replace')!a}"
+    return None, found
 
 
 def descendants():
@@ -226,7 +243,9 @@ def main():
     )
     exit_code = reports.wait(test, request["timeout_s"])
     end_all(time.monotonic() + 10)
-    verdict = {"nonce": request["nonce"], "score": reward(logs), "exit_code": exit_code, "lacks": reports.taken}
+    score, found = reward(logs)
+    verdict = {"nonce": request["nonce"], "score": score, "found": found, "exit_code": exit_code}
+    verdict["lacks"] = reports.taken
     os.write(1, ("\n" + json.dumps(verdict) + "\n").encode())
 
 

@@ -41,8 +41,8 @@ def it_builds_without_warnings():
     """What hides warnings or goes on after an error does so with worse sources too."""
     found = probe_json("build")
     assert found["build"]["status"] == 0 and not found["build"]["warns"], found["build"]
-    assert found["warned"]["status"] != 0 or found["warned"]["warns"], "warnings are hidden"
-    assert found["wrong"]["status"] not in (0, None), "errors are hidden"
+    assert all(build["status"] != 0 or build["warns"] for build in found["warned"]), "warnings are hidden"
+    assert all(build["status"] not in (0, None) for build in found["wrong"]), "errors are hidden"
 
 
 @check(weight=2)

@@ -54,8 +54,8 @@ def every_file_is_as_without_it():
 
 @check(weight=0.5)
 def the_files_on_disk_are_those_of_main():
-    repository, _ = undone()
-    assert repository.head_name() == "refs/heads/main"
+    repository, head = undone()
+    assert repository.head_name() == "refs/heads/main" and repository.is_staged(head)
     for name, digest in UNDONE.items():
         assert sha256("invoice/" + name) == digest, name
     assert mode("invoice/check.sh") & 0o111, "check.sh cannot be run"

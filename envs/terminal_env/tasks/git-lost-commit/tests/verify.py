@@ -60,5 +60,6 @@ def the_history_tells_both():
 def main_is_checked_out_and_clean():
     repository, head = main()
     assert repository.head_name() == "refs/heads/main"
+    assert repository.is_staged(head), "something is left to commit"
     for name in repository.names(head):
         assert data("ledger/" + name) == repository.file(head, name), f"{name} differs from main"
