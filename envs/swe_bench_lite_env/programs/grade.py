@@ -25,6 +25,7 @@ from ..rules.report import (
     run_report,
 )
 from ..server import grading
+from ..server.patches import applicable
 from ..server.prepare.build import Builder
 from ..server.prepare.store import Catalogue, Prepared, Store
 from ..server.prepare.validate import validate
@@ -159,8 +160,7 @@ async def _applied(backend: Backend, prepared: Prepared, patch: str) -> tuple[Sa
     said = ""
     for command in _APPLY:
         async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as fork:
-            text = patch if patch.endswith("\n") else patch + "\n"
-            given = text.encode("utf-8", "surrogateescape")
+            given = applicable(patch)
             result = await fork.run(f"cd {prepared.workdir} && {command} 2>&1", stdin=given, clean=True, timeout_s=120)
             said += result.stdout
             if result.exit_code == 0:

@@ -35,6 +35,7 @@ from errata_server.workers import Budget, BudgetExceeded
 
 from ..rules.verdict import Resolution, judge
 from . import canaries, readings
+from .patches import applicable
 from .prepare.store import Prepared
 from .readings import Changes, File
 from .workspaces import (
@@ -213,7 +214,7 @@ async def _gold(backend: Backend, prepared: Prepared) -> SandboxSnapshot:
     async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as fork:
         applied = await fork.run(
             f"cd {prepared.workdir} && git apply --whitespace=nowarn -",
-            stdin=prepared.instance.patch.encode("utf-8", "surrogateescape"),
+            stdin=applicable(prepared.instance.patch),
             clean=True,
         )
         if applied.exit_code != 0:

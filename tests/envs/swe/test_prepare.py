@@ -24,8 +24,9 @@ from swe_bench_lite_env.server.prepare.sources import SourceMissing, build_key
 from swe_bench_lite_env.server.prepare.space import trim, usage
 from swe_bench_lite_env.server.prepare.store import EPOCH_S, Catalogue, NotPrepared, NotValidated, Prepared, Store
 from swe_bench_lite_env.server.prepare.validate import Run, run_tests, validate
+from swe_bench_lite_env.server.validation import graded
 
-from .preparing import files, git, instance, mirror, recipe, write
+from .preparing import GOLD, TEST_PATCH, files, git, instance, mirror, recipe, write
 
 pytestmark = [pytest.mark.prepare, pytest.mark.sandbox]
 
@@ -81,6 +82,16 @@ async def test_an_instance_is_built_validated_and_opened(
     assert (await sandbox.run("pwd")).stdout == "/testbed\n"
     await sandbox.destroy()
     assert (await catalogue.find(*own)).snapshot == prepared.snapshot, "the start was made twice"
+
+
+async def test_patches_without_their_last_newline_are_taken(
+    store: Store, backend: Backend, own: tuple[Instance, Recipe]
+) -> None:
+    row = instance(patch=GOLD.strip(), test_patch=TEST_PATCH.strip())
+    await Builder(store, backend).build(row, own[1])
+    for grader in (run_tests, graded):
+        found = await validate(Catalogue(store, backend), row, own[1], runs=1, grader=grader)
+        assert found.passed, found.problems
 
 
 async def test_what_was_built_is_not_built_again(store: Store, backend: Backend, own: tuple[Instance, Recipe]) -> None:

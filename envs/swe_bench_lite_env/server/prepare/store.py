@@ -64,6 +64,8 @@ START_LIMITS = Limits(
 )
 """Of the sandbox that unpacks a work tree; sessions on it have their own."""
 
+_IDENTITY = b"[user]\n\tname = SWE-bench\n\temail = setup@swebench.config\n"
+"""Git's configuration of the agent's user: the identity that the benchmark's images have, so that it can commit."""
 _MOUNT = "/setup"
 _ARCHIVE = "data.tar.gz"
 
@@ -436,8 +438,8 @@ def prepared_digest(instance: Instance, recipe: Recipe, build: Build) -> str:
 async def start_of(backend: Backend, store: Store, build: Build) -> SandboxSnapshot:
     """Unpack a build in a new sandbox, and return a snapshot of it: the start of its sessions.
 
-    The sandbox has the build's base tree, the files of its system archive (if it has one) outside the work tree, and
-    its work tree in ``WORKDIR``. Each call makes a new snapshot; nothing is cached.
+    The sandbox has the build's base tree, the files of its system archive (if it has one) outside the work tree, a git
+    identity of the agent's user, and its work tree in ``WORKDIR``. Each call makes a new snapshot; nothing is cached.
 
     The sandbox is destroyed; the snapshot stays. The caller does not release it: the backend deletes its layer when
     neither a journal row nor an open sandbox needs it (`Backend.collect`), and it then has to be made again.
@@ -453,7 +455,8 @@ async def start_of(backend: Backend, store: Store, build: Build) -> SandboxSnaps
         SandboxFailed: The sandbox broke.
     """
     entries = await asyncio.to_thread(_system_entries, store.archive(build.system)) if build.system else ()
-    spec = SandboxSpec(workdir=WORKDIR, env=build.env, entries=entries, mtime_s=EPOCH_S)
+    identity = File("/home/agent/.gitconfig", _IDENTITY, 0o644, "agent")
+    spec = SandboxSpec(workdir=WORKDIR, env=build.env, entries=(*entries, identity), mtime_s=EPOCH_S)
     await backend.start()
     sandbox = await backend.open(base=build.base, limits=START_LIMITS, spec=spec)
     try:

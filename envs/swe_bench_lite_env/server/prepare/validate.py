@@ -12,6 +12,7 @@ from errata_server.sandbox.base import Backend, Limits, Sandbox
 from ...dataset import Instance
 from ...recipes import Recipe
 from ...rules.verdict import Resolution, compose_log, judge
+from ..patches import applicable
 from .sources import build_key
 from .store import VALIDATOR, Catalogue, NotPrepared, Prepared, Validation, demand, prepared_digest
 
@@ -98,7 +99,7 @@ async def applied(sandbox: Sandbox, prepared: Prepared, name: str, patch: str) -
         f"cd {prepared.workdir} && git apply --verbose --whitespace=nowarn -",
         clean=True,
         env=prepared.env,
-        stdin=patch.encode("utf-8", "surrogateescape"),
+        stdin=applicable(patch),
     )
     demand(result, f"{prepared.instance.instance_id}: its {name} patch does not apply to its source: git apply")
 
