@@ -24,8 +24,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed, SandboxUnavailable
+from errata_protocol.errors import EnvironmentFailed, ErrataError, InvalidRequest, SandboxFailed, SandboxUnavailable
 from errata_protocol.names import INSTANCE, member_path
+from errata_protocol.printable import printable_lines
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.derived import using
 from errata_server.sandbox.spec import DEFAULT_PATH, Directory, Entry, File, SandboxSpec, Symlink
@@ -68,6 +69,7 @@ _IDENTITY = b"[user]\n\tname = SWE-bench\n\temail = setup@swebench.config\n"
 """Git's configuration of the agent's user: the identity that the benchmark's images have, so that it can commit."""
 _MOUNT = "/setup"
 _ARCHIVE = "data.tar.gz"
+_LOG_TAIL = 1500
 
 
 class NotPrepared(InvalidRequest, LookupError):
@@ -76,6 +78,30 @@ class NotPrepared(InvalidRequest, LookupError):
 
 class NotValidated(InvalidRequest):
     """An instance was prepared, but its validation was not run or did not pass."""
+
+
+class NoVerdictHere(EnvironmentFailed):
+    """The tests of an instance give no verdict on states of ours either.
+
+    Args:
+        message: What happened. Sessions may get it: it has no word of the tests.
+        log: Log of the run. For the person who prepares the instance alone.
+    """
+
+    def __init__(self, message: str, /, *, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+def problems_of(error: ErrataError) -> list[str]:
+    """Return what an error says to the person who prepares an instance: its message, and the end of its log if any."""
+    return [error.message, *end_of_log(getattr(error, "log", ""))]
+
+
+def end_of_log(log: str) -> list[str]:
+    """Return a line about the end of a log, safe to print; none for an empty log."""
+    end = log.strip()[-_LOG_TAIL:]
+    return [f"the end of its log: {printable_lines(end)}"] if end else []
 
 
 @dataclass(frozen=True, slots=True)

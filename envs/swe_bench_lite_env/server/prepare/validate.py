@@ -14,7 +14,17 @@ from ...recipes import Recipe
 from ...rules.verdict import Resolution, compose_log, judge
 from ..patches import applicable
 from .sources import build_key
-from .store import VALIDATOR, Catalogue, NotPrepared, Prepared, Validation, demand, prepared_digest
+from .store import (
+    VALIDATOR,
+    Catalogue,
+    NotPrepared,
+    Prepared,
+    Validation,
+    demand,
+    end_of_log,
+    prepared_digest,
+    problems_of,
+)
 
 RUNS = 3
 RULES = 5
@@ -31,7 +41,6 @@ TEST_LIMITS = Limits(
     keep_bytes=64 * 1024**2,
 )
 _SHOWN = 5
-_LOG_TAIL = 1500
 
 Progress = Callable[[str], None]
 
@@ -147,7 +156,7 @@ async def validate(
                     f"in {run.seconds:.1f} s"
                 )
     except EnvironmentFailed as error:
-        problems.append(error.message)
+        problems += problems_of(error)
     flaky: tuple[str, ...] = ()
     if not problems:
         problems, flaky = judged(found["empty"], found["gold"])
@@ -177,12 +186,12 @@ def judged(empty: Sequence[Run], gold: Sequence[Run]) -> tuple[list[str], tuple[
     invalid = [run for run in gold if run.resolution.invalid]
     if invalid:
         problems.append(f"with the gold patch the run of its tests is invalid: {invalid[0].resolution.invalid}")
-        problems.append(f"the end of its log: {invalid[0].log.strip()[-_LOG_TAIL:]}")
+        problems += end_of_log(invalid[0].log)
         return problems, ()
     broken = _always(gold, "fail_to_pass")
     if broken:
         problems.append(f"the gold patch does not repair {_some(broken)} of FAIL_TO_PASS")
-        problems.append(f"the end of its log: {gold[0].log.strip()[-_LOG_TAIL:]}")
+        problems += end_of_log(gold[0].log)
     wavering = [test for test in _ever(gold, "fail_to_pass") if test not in broken]
     if wavering:
         problems.append(f"with the gold patch {_some(wavering)} of FAIL_TO_PASS passes in some runs only")
