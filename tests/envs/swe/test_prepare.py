@@ -84,6 +84,17 @@ async def test_an_instance_is_built_validated_and_opened(
     assert (await catalogue.find(*own)).snapshot == prepared.snapshot, "the start was made twice"
 
 
+@pytest.mark.parametrize("missing", ["test_ledger.py", "ledger/__init__.py"])
+async def test_a_source_that_lacks_what_a_patch_changes_is_refused_before_the_build(
+    store: Store, backend: Backend, own: tuple[Instance, Recipe], missing: str
+) -> None:
+    (own[1].source_path / missing).unlink()
+    lines: list[str] = []
+    with pytest.raises(EnvironmentFailed, match=rf"patch does not apply to directory source.*{missing}: No such file"):
+        await Builder(store, backend, progress=lines.append).build(*own)
+    assert lines == ["own__ledger-1: fetching the source (directory)"]
+
+
 async def test_patches_without_their_last_newline_are_taken(
     store: Store, backend: Backend, own: tuple[Instance, Recipe]
 ) -> None:
@@ -98,7 +109,7 @@ async def test_what_was_built_is_not_built_again(store: Store, backend: Backend,
     builder = Builder(store, backend)
     first = await builder.build(*own)
     assert await builder.build(*own) == first
-    (own[1].source_path / "ledger/__init__.py").write_text("x = 1\n", "utf-8")
+    (own[1].source_path / "bin/tool").write_text("x\n", "utf-8")
     changed = await builder.build(*own)
     assert changed.tree != first.tree
 

@@ -36,7 +36,7 @@ from ...dataset import Instance
 from ...recipes import Recipe
 from .sources import build_key
 
-VALIDATOR = 2
+VALIDATOR = 3
 """Raise it whenever a validation could find something else: resets refuse those of other versions."""
 _DIGEST_VERSION = 2
 """Raise it when the parts of `prepared_digest` change: open episodes and validations are lost then."""

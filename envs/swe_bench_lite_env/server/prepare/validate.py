@@ -13,6 +13,7 @@ from ...dataset import Instance
 from ...recipes import Recipe
 from ...rules.verdict import Resolution, compose_log, judge
 from ..patches import applicable
+from .reach import fix_in_reach
 from .sources import build_key
 from .store import (
     VALIDATOR,
@@ -145,7 +146,9 @@ async def validate(
     found: dict[str, list[Run]] = {"empty": [], "gold": []}
     problems: list[str] = []
     try:
-        for number in range(1, runs + 1):
+        progress(f"{instance.instance_id}: searching what its sessions can read for its fix")
+        problems += [f"its sessions can read the fix: {place}" for place in await fix_in_reach(catalogue.backend, prepared)]
+        for number in range(1, 1 if problems else runs + 1):
             for side, patch in (("empty", ""), ("gold", instance.patch)):
                 run = await grader(catalogue.backend, prepared, patch)
                 found[side].append(run)
