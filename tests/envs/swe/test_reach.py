@@ -25,11 +25,11 @@ from swe_bench_lite_env.server.prepare.validate import validate
 
 from .preparing import TEST_PATCH, files, instance, recipe, write
 
-SOURCE = '''\
+SOURCE = """\
 def total(entries, ignored=frozenset()):
     wanted = [entry.amount for entry in entries if entry.category not in ignored]
     return sum(amount for amount in wanted if amount is not None)
-'''
+"""
 GOLD = f"""\
 diff --git a/ledger/__init__.py b/ledger/__init__.py
 --- a/ledger/__init__.py
@@ -190,7 +190,9 @@ async def test_a_session_on_pytest_sees_no_other_pytest(
     searched = Prepared(**{**{name: getattr(prepared, name) for name in Prepared.__slots__}, "instance": row})
     assert await fix_in_reach(namespace, searched) == []
     sandbox = await namespace.restore(prepared.snapshot)
-    seen = await sandbox.run("find / -xdev -not -path '/testbed/*' -name '*pytest*' \\( -name '*.py' -o -name '_pytest' \\)")
+    seen = await sandbox.run(
+        "find / -xdev -not -path '/testbed/*' -name '*pytest*' \\( -name '*.py' -o -name '_pytest' \\)"
+    )
     imported = await sandbox.run("PYTHONPATH=src python3 -c 'import _pytest; print(_pytest.__file__)'")
     await sandbox.destroy()
     assert (seen.stdout, imported.stdout) == ("", "/testbed/src/_pytest/__init__.py\n")

@@ -127,8 +127,8 @@ class Builder:
             SourceMissing: The code is not at the place that the recipe names.
             InterpreterMissing: This machine does not have the recipe's Python.
             IndexFailed: The package index does not answer, or has not what the recipe asks for.
-            EnvironmentFailed: A patch of the instance does not apply to the code, or a command of the recipe failed; the
-            message has the end of its output.
+            EnvironmentFailed: A patch does not apply, or a command of the recipe failed; the message has the end of its
+                output.
             SandboxFailed: The sandbox broke.
         """
         key = await asyncio.to_thread(build_key, instance, recipe)
@@ -275,7 +275,14 @@ class _Job:
         if recipe.python.count(".") == 2 and recipe.python != interpreter.version:
             self._notes.append(f"Python {interpreter.version} stands for {recipe.python}, which is not on this machine")
         python_base = await self._python_base(interpreter)
-        parts = (_ENVIRONMENT_FORMAT, python_base.id, self._instance.repo, self._instance.version, recipe.pins, recipe.install)
+        parts = (
+            _ENVIRONMENT_FORMAT,
+            python_base.id,
+            self._instance.repo,
+            self._instance.version,
+            recipe.pins,
+            recipe.install,
+        )
         digest = hashlib.sha256(json.dumps((*parts, sorted(recipe.env.items()))).encode()).hexdigest()
         async with store.locked(f"environment-{digest[:32]}", self._builder.progress):
             for name in (digest, hashlib.sha256(f"{digest}{self._key}".encode()).hexdigest()):
@@ -388,7 +395,7 @@ class _Job:
         )
 
     async def _without_copies(self, base: BaseTree, tree: str) -> BaseTree:
-        """Return a base tree without copies of the project in the work tree ``tree``: the same one where it has none."""
+        """Return a base tree without copies of the project in the archive ``tree``: the same one where it has none."""
         packages = await asyncio.to_thread(project_packages, self._store.archive(tree), self._instance.repo)
         without = await asyncio.to_thread(copies, base.root, packages)
         if not without:
@@ -396,9 +403,7 @@ class _Job:
         self._notes.append(f"without its copies of the project: {', '.join(without)}")
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", self._instance.repo).strip("-.")
         name = f"swe-{slug[:60]}-visible"
-        made = await asyncio.to_thread(
-            derive_base, base, name, [], without=without, progress=self._builder.progress
-        )
+        made = await asyncio.to_thread(derive_base, base, name, [], without=without, progress=self._builder.progress)
         self._store.keep_base(hashlib.sha256(f"visible{made.id}".encode()).hexdigest(), made.id, name)
         return made
 

@@ -423,7 +423,7 @@ def _release(same: list[Requirement], date: str, python: str, index: PackageInde
 
 
 def _releases(name: str, python: str, index: PackageIndex) -> dict[Version, str]:
-    """Return the releases of a package for a Python, each with the day when it came; no day where the index has none."""
+    """Return the releases of a package for a Python, each with the day when it came, empty where the index has none."""
     releases: dict[Version, str] = {}
     links = index.links(name)
     # Of several indexes one may not say when a file came or what it needs: then what the others say counts.

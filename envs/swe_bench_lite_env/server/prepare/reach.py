@@ -18,7 +18,7 @@ from errata_server.sandbox.base import Backend, Limits
 from .store import Prepared, demand
 
 LEAST_TOKENS, LEAST_WORDS = 10, 3
-"""A line of a patch is significant from these numbers of tokens and of different words on: shorter ones are anywhere."""
+"""A line is significant from these numbers of tokens and of different words on: shorter ones are anywhere."""
 
 WORDS, WORDS_OF_HALF, WORDS_OF_BYTE_CODE = 5, 4, 6
 """So many different words the lines found in one place have to have together: any lines; half of the significant lines;

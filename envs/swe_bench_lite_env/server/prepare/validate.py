@@ -147,7 +147,9 @@ async def validate(
     problems: list[str] = []
     try:
         progress(f"{instance.instance_id}: searching what its sessions can read for its fix")
-        problems += [f"its sessions can read the fix: {place}" for place in await fix_in_reach(catalogue.backend, prepared)]
+        problems += [
+            f"its sessions can read the fix: {place}" for place in await fix_in_reach(catalogue.backend, prepared)
+        ]
         for number in range(1, 1 if problems else runs + 1):
             for side, patch in (("empty", ""), ("gold", instance.patch)):
                 run = await grader(catalogue.backend, prepared, patch)

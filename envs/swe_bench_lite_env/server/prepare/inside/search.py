@@ -8,7 +8,6 @@ of one line of the code hold them all. Prints JSON: [path, [number of a line, ..
 
 import bz2
 import dis
-import gzip
 import io
 import json
 import lzma
@@ -28,11 +27,21 @@ LARGEST = 256 * 1024**2
 DEEPEST = 3
 """Archives in archives."""
 STREAMS = (
-    (b"\x1f\x8b", lambda data: gzip.GzipFile(fileobj=io.BytesIO(data))),
-    (b"BZh", lambda data: bz2.BZ2File(io.BytesIO(data))),
-    (b"\xfd7zXZ", lambda data: lzma.LZMAFile(io.BytesIO(data))),
+    (b"\x1f\x8b", lambda: zlib.decompressobj(31)),
+    (b"BZh", bz2.BZ2Decompressor),
+    (b"\xfd7zXZ", lzma.LZMADecompressor),
 )
-BROKEN = (OSError, EOFError, ValueError, TypeError, IndexError, KeyError, RuntimeError, NotImplementedError, MemoryError)
+BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    NotImplementedError,
+    MemoryError,
+)
 BROKEN += (zlib.error, lzma.LZMAError, zipfile.BadZipFile, RecursionError, OverflowError, AttributeError)
 
 
@@ -109,9 +118,9 @@ def contents(path, data, depth=0):
                         yield from contents(path + "!" + member.filename, archive.read(member), depth + 1)
         elif data[:1] == b"x" and os.path.basename(os.path.dirname(os.path.dirname(path))) == "objects":
             yield path, zlib.decompressobj().decompress(data, LARGEST)  # an object of a git repository
-        for magic, opened in STREAMS:
+        for magic, decompressor in STREAMS:
             if data.startswith(magic):
-                yield from contents(path, opened(data).read(LARGEST), depth + 1)
+                yield from contents(path, decompressor().decompress(data, LARGEST), depth + 1)
     except BROKEN:
         return
 
