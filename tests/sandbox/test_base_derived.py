@@ -48,6 +48,14 @@ def archive(path: Path, *members: tuple[str, bytes | str, int]) -> Path:
     return path
 
 
+def test_paths_are_left_out_with_what_is_below_them(base: BaseTree, tmp_path: Path) -> None:
+    made = derive_base(base, "less", [], without=["usr/lib/a.so", "home"], directory=tmp_path / "bases")
+    assert sorted(path.name for path in (made.root / "usr/lib").iterdir()) == ["locked"]
+    assert not (made.root / "home").exists() and (made.root / "lib").is_symlink()
+    other = derive_base(base, "less", [], without=["usr/lib/a.so"], directory=tmp_path / "bases")
+    assert other.id != made.id
+
+
 def test_files_are_shared_and_the_origin_stays(base: BaseTree, tmp_path: Path) -> None:
     more = archive(
         tmp_path / "more.tar",

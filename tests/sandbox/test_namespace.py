@@ -17,7 +17,8 @@ import pytest
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
-from errata_server.sandbox.base import Limits, SandboxSnapshot
+from errata_server.sandbox.base import Limits, PathRefused, SandboxSnapshot
+from errata_server.sandbox.base_trees.recipe import VERIFIER_DIRECTORY
 from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.files import as_owner
 from errata_server.sandbox.files.walk import usage
@@ -167,6 +168,25 @@ async def test_a_mount_on_or_below_a_writable_directory_is_seen_and_read_only(
     assert await box.merged_digest() == before
     assert (await box.run("cat /workspace/test.sh", mounts={"/workspace": source})).stdout == "secret\n"
     assert await box.merged_digest() == before
+
+
+async def test_packages_of_verifiers_are_seen_by_a_command_that_mounts_them_alone(
+    namespace_backend: NamespaceBackend,
+) -> None:
+    place = f"/{VERIFIER_DIRECTORY}"
+    packages = find_base().root / VERIFIER_DIRECTORY
+    assert (packages / "pytest").is_dir(), "the base tree has no packages of verifiers"
+    box = await namespace_backend.open()
+    for _ in range(2):
+        hidden = await box.run(f"ls -A {place}; touch {place}/x; umount {place}; python3 -c 'import requests'")
+        assert hidden.stdout == "", hidden.stdout
+        assert "No module named 'requests'" in hidden.stderr
+        with pytest.raises(PathRefused, match="No such file"):
+            await box.read_file(f"{place}/pytest/__init__.py")
+        graded = await box.run(f"PYTHONPATH={place} python3 -c 'import requests, pytest'", mounts={place: packages})
+        assert graded.exit_code == 0, graded.stderr
+    assert (await box.run(f"touch {place}/x")).exit_code == 1
+    await box.destroy()
 
 
 async def test_an_idle_sandbox_owns_no_process_and_no_mount(namespace_backend: NamespaceBackend) -> None:

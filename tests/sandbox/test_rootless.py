@@ -40,6 +40,7 @@ SUITES = [
     "tests/sandbox/test_namespace.py::test_host_paths_are_invisible",
     "tests/sandbox/test_namespace.py::test_after_a_mount_only_what_was_made_for_it_is_removed",
     "tests/sandbox/test_namespace.py::test_a_mount_on_or_below_a_writable_directory_is_seen_and_read_only",
+    "tests/sandbox/test_namespace.py::test_packages_of_verifiers_are_seen_by_a_command_that_mounts_them_alone",
     "tests/sandbox/test_namespace.py::test_nothing_of_a_destroyed_sandbox_remains_but_named_layers",
     "tests/sandbox/test_namespace.py::test_after_close_no_process_cgroup_or_directory_is_left",
     "tests/sandbox/test_namespace.py::test_kill_9_of_the_owner_leaves_no_process_and_its_snapshots_go_on",

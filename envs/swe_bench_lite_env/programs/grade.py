@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +28,9 @@ from ..rules.report import (
     run_report,
 )
 from ..server import grading
+from ..server.patches import applicable
 from ..server.prepare.build import Builder
-from ..server.prepare.store import Catalogue, Prepared, Store
+from ..server.prepare.store import Catalogue, Prepared, Store, problems_of
 from ..server.prepare.validate import validate
 from ..server.workspaces import GRADING_LIMITS
 from .inputs import add_inputs, bases_of, opened, read_dataset, recipes_of, say
@@ -41,6 +45,7 @@ _APPLY = (
 )
 """How a prediction is applied: the first that does it, in the benchmark's order."""
 _TIMEOUT_S = 1800.0
+_NOT_WRITABLE = "--out {}: {}: name a directory that can be written"
 
 
 @dataclass(slots=True)
@@ -82,6 +87,8 @@ async def _run(options: argparse.Namespace) -> int:
         given = [prediction for _, prediction in pairs]
     for instance, _ in pairs:
         recipes.find(instance.instance_id, instance.repo)  # refused before anything runs
+    if options.out is not None:
+        await asyncio.to_thread(_check_out, options.out, [instance.instance_id for instance, _ in pairs])
     store, bases, results = Store(options.store), bases_of(options.base), _Results()
     async with opened(store, bases) as backend:
         builder = Builder(store, backend, bases=bases, mirror=options.mirror, progress=say)
@@ -94,15 +101,13 @@ async def _run(options: argparse.Namespace) -> int:
             except SandboxUnavailable:
                 raise  # of the machine: no other instance would fare better
             except ErrataError as error:
-                results.failed[instance.instance_id] = error.message
-                say(f"{instance.instance_id}: no verdict: {error.message}")
+                why = results.failed[instance.instance_id] = "\n".join(problems_of(error))
+                say(f"{instance.instance_id}: no verdict: {why}")
     report = run_report(dataset, given, results.graded, options.rules)
     logs = {name: detail.pop("log") for name, detail in results.detail.items()}
     report["instances"] = results.detail
     report["infrastructure_errors"] = results.failed
     report["tampering_ids"] = sorted(name for name, detail in results.detail.items() if detail["tampering"])
-    if options.out is not None:
-        await asyncio.to_thread(_write, options.out, given, results, logs, report)
     if options.json:
         print(json.dumps(report, indent=1))
     else:
@@ -112,6 +117,8 @@ async def _run(options: argparse.Namespace) -> int:
             for line in detail["tampering"]:
                 print(f"           {line}")
         print(f"{report['resolved_instances']} of {len(given)} resolved, {len(results.failed)} without a verdict")
+    if options.out is not None:  # last, so that the results are printed whatever happened to the directory meanwhile
+        await asyncio.to_thread(_write, options.out, given, results, logs, report)
     return 1 if results.failed else 0
 
 
@@ -159,13 +166,31 @@ async def _applied(backend: Backend, prepared: Prepared, patch: str) -> tuple[Sa
     said = ""
     for command in _APPLY:
         async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as fork:
-            text = patch if patch.endswith("\n") else patch + "\n"
-            given = text.encode("utf-8", "surrogateescape")
+            given = applicable(patch)
             result = await fork.run(f"cd {prepared.workdir} && {command} 2>&1", stdin=given, clean=True, timeout_s=120)
             said += result.stdout
             if result.exit_code == 0:
                 return await fork.snapshot(), said + ">>>>> Applied Patch\n"
     return None, said + ">>>>> Patch Apply Failed\n"
+
+
+def _check_out(place: Path, names: Sequence[str]) -> None:
+    """Make the directory of the reports, and check that they can be written.
+
+    Raises:
+        InvalidRequest: They cannot.
+    """
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+        for directory in [place, *(place / name for name in names)]:
+            if directory.exists() and not directory.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{directory} is not a directory")
+            for file in (directory / "report.json", directory / "test_output.txt"):
+                if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
+                    raise IsADirectoryError(errno.EISDIR, f"{file} cannot be replaced")
+    except OSError as error:
+        raise InvalidRequest(_NOT_WRITABLE.format(place, error.strerror)) from error
 
 
 def _write(
@@ -182,6 +207,7 @@ def _write(
         "tests_status",
     )
     try:
+        place.mkdir(parents=True, exist_ok=True)
         for name in (prediction.instance_id for prediction in given if prediction.instance_id in logs):
             directory = place / name
             directory.mkdir(parents=True, exist_ok=True)
@@ -190,4 +216,4 @@ def _write(
             (directory / "report.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         (place / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     except OSError as error:
-        raise InvalidRequest(f"--out {place}: {error.strerror}: name a directory that can be written") from error
+        raise InvalidRequest(_NOT_WRITABLE.format(place, error.strerror)) from error

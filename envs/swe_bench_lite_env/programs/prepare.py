@@ -18,7 +18,7 @@ from ..recipes import Recipe
 from ..server.prepare.build import Builder
 from ..server.prepare.sources import build_key
 from ..server.prepare.space import disk_limit, trim, usage
-from ..server.prepare.store import Build, Catalogue, Store, Validation, prepared_digest
+from ..server.prepare.store import Build, Catalogue, Store, Validation, prepared_digest, problems_of
 from ..server.prepare.validate import RUNS, validate
 from ..server.validation import graded
 from .inputs import add_inputs, bases_of, chosen, opened, say
@@ -77,7 +77,7 @@ async def _run(options: argparse.Namespace, *, build: bool) -> int:
                 raise  # of the machine: no other instance would fare better
             except ErrataError as error:
                 result = {"instance_id": instance.instance_id, "prepared": False, "validated": False}
-                result |= {"problems": [error.message]}
+                result |= {"problems": problems_of(error)}
             else:
                 keep.add(build_key(instance, recipe))
                 for line in await asyncio.to_thread(trim, store, limit, keep):

@@ -93,6 +93,21 @@ def pytest_v2_4(log: str) -> dict[str, str]:
     return found
 
 
+def pytest_whole_ids(log: str) -> dict[str, str]:
+    """As `pytest`, with ids that may hold spaces. An id ends before the first ``" - "`` outside its brackets."""
+    found: dict[str, str] = {}
+    for line in log.split("\n"):
+        words = line.split(None, 2)
+        if not line.startswith(STATUSES) or len(words) < 2 or _is_count(words):
+            continue
+        parts, depth, end = line.split(None, 1)[1].rstrip().split(" - "), 0, 0
+        while end < len(parts) and (not end or depth):
+            depth += parts[end].count("[") - parts[end].count("]")
+            end += 1
+        found[" - ".join(parts[:end])] = words[0]
+    return found
+
+
 def seaborn(log: str) -> dict[str, str]:
     """Read ``FAILED id``, ``PASSED id`` and ``id PASSED ...``; other states are not recorded."""
     found: dict[str, str] = {}
@@ -185,7 +200,7 @@ def parser_name(repo: str, log_parser: str = "", runner: str = "pytest") -> str:
         log_parser: What the row itself names; it comes first.
         runner: What the recipe names, for a repository that the benchmark does not know.
     """
-    return log_parser or PARSER_OF_REPO.get(repo) or _PARSER_OF_RUNNER.get(runner, "parse_log_pytest")
+    return log_parser or PARSER_OF_REPO.get(repo) or _PARSER_OF_RUNNER.get(runner, WHOLE_IDS)
 
 
 def parse_log(log: str, name: str, rules: int = 5) -> dict[str, str]:
@@ -232,8 +247,11 @@ PARSER_OF_REPO: Mapping[str, str] = MappingProxyType(
 )
 """Name of the parser by repository: the twelve of Lite and the other Python ones of the benchmark."""
 
-_PARSER_OF_RUNNER = {"pytest": "parse_log_pytest", "django": "parse_log_django", "sympy": "parse_log_sympy"}
+WHOLE_IDS = "errata_pytest"
+"""The parser for pytest in repositories that the benchmark does not know; swebench has none of this name."""
+_PARSER_OF_RUNNER = {"pytest": WHOLE_IDS, "django": "parse_log_django", "sympy": "parse_log_sympy"}
 _PARSERS_5: dict[str, LogParser] = {
+    WHOLE_IDS: pytest_whole_ids,
     "parse_log_pytest": pytest,
     "parse_log_pytest_options": pytest_options,
     "parse_log_pytest_v2": pytest_v2,
@@ -243,6 +261,7 @@ _PARSERS_5: dict[str, LogParser] = {
     "parse_log_matplotlib": matplotlib,
 }
 _PARSERS_4: dict[str, LogParser] = {
+    WHOLE_IDS: pytest_whole_ids,
     "parse_log_pytest": pytest_4,
     "parse_log_pytest_options": pytest_options_4,
     "parse_log_pytest_v2": pytest_v2_4,

@@ -10,7 +10,18 @@ from typing import Literal
 from errata_protocol.errors import InvalidRequest
 
 from ..dataset import Instance
-from .log_parsers import ERROR, FAILED, PASSED, RULES, SKIPPED, XFAIL, LogUnreadable, parse_log, parser_name
+from .log_parsers import (
+    ERROR,
+    FAILED,
+    PASSED,
+    RULES,
+    SKIPPED,
+    WHOLE_IDS,
+    XFAIL,
+    LogUnreadable,
+    parse_log,
+    parser_name,
+)
 
 START = ">>>>> Start Test Output"
 END = ">>>>> End Test Output"
@@ -153,12 +164,14 @@ def judge(
             infra_failure=broken,
         )
     fail_only = rules == 5 and instance.eval_type == "fail_only"
+    cut = rules == 5 or name == WHOLE_IDS
     outcomes = []
     for tests, pass_to_pass in ((instance.fail_to_pass, False), (instance.pass_to_pass, True)):
         success: list[str] = []
         failure: list[str] = []
         for test in tests:
-            done = _failed_not(test, statuses) if fail_only else _passed(test, statuses, pass_to_pass, rules)
+            key = _key(test, statuses, cut)
+            done = _failed_not(test, statuses) if fail_only else _passed(statuses.get(key or ""), pass_to_pass, rules)
             if done is not None:
                 (success if done else failure).append(test)
         outcomes.append(Outcome(tuple(success), tuple(failure)))
@@ -239,18 +252,25 @@ def _ran(content: str) -> bool:
     return any(set(found[1]) & set("123456789") for found in _RAN_COUNT.finditer(content))
 
 
-def _key(test: str, statuses: Mapping[str, str], rules: int) -> str | None:
-    """Return the name under which the log has a test: for an id cut inside its parameter, the first that begins so."""
+def _key(test: str, statuses: Mapping[str, str], cut: bool) -> str | None:
+    """Return the name under which the log has a test; None where it has none.
+
+    Args:
+        test: Id of the test, as the instance lists it.
+        statuses: Status of each test in the log.
+        cut: Whether an id may be cut off inside its parameter. Such a one stands for the tests of the log that begin
+            with it, if all of them passed or none did; the first of them is returned.
+    """
     if test in statuses:
         return test
-    if rules == 5 and test.count("[") > test.count("]"):
+    if cut and test.count("[") > test.count("]"):
         begins = [name for name in statuses if name.startswith(test)]
         if begins and len({statuses[name] in _PASSING for name in begins}) == 1:
             return begins[0]
     return None
 
 
-def _passed(test: str, statuses: Mapping[str, str], pass_to_pass: bool, rules: int) -> bool | None:
+def _passed(status: str | None, pass_to_pass: bool, rules: int) -> bool | None:
     """Return whether the benchmark counts a test as passed; None if it does not count the test at all.
 
     ``PASSED`` and ``XFAIL`` are passed; ``FAILED``, ``ERROR`` and a test that the log does not name are failed. A
@@ -258,21 +278,15 @@ def _passed(test: str, statuses: Mapping[str, str], pass_to_pass: bool, rules: i
     with any other status is not counted.
 
     Args:
-        test: Id of the test, as the instance lists it. Under ``rules`` 5 it may be cut off inside its parameter; then
-            it stands for the tests of the log that begin with it, if all of them passed or none did (`_key`).
-        statuses: Status of each test in the log.
+        status: Status of the test in the log; None where the log does not name it.
         pass_to_pass: The test is of PASS_TO_PASS; else of FAIL_TO_PASS.
         rules: 5 or 4.
     """
-    key = _key(test, statuses, rules)
-    if key is None:
-        return False
-    status = statuses[key]
     if status in _PASSING:
         return True
     if status == SKIPPED and rules == 5:
         return pass_to_pass  # a test that is skipped is no regression, and no repair
-    return False if status in (FAILED, ERROR) else None
+    return False if status in (None, FAILED, ERROR) else None
 
 
 def _failed_not(test: str, statuses: Mapping[str, str]) -> bool:

@@ -13,8 +13,8 @@ command. ``tampering`` is ours, and has four sources besides markers of the benc
 
 Whatever the agent's state causes is a verdict. Where a run gives none, or the tests cannot be put in place for it, the
 same tests run on the untouched start, and where they give none there, on the start with the gold patch. If that gives
-one, the state broke the run, which is ``not resolved``; if not, the machine did, which is `EnvironmentFailed` and never
-a reward.
+one, the state broke the run, which is ``not resolved``; if not, the machine did, which is `NoVerdictHere` and never a
+reward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from errata_protocol.errors import EnvironmentFailed
 from errata_server.environments.worker_calls import call_in_worker
 from errata_server.grading.control import ControlRuns
 from errata_server.grading.forks import forked, forks_gone
@@ -39,7 +38,8 @@ from errata_server.workers import Budget, BudgetExceeded
 
 from ..rules.verdict import Resolution, judge
 from . import canaries, readings, twins
-from .prepare.store import Prepared
+from .patches import applicable
+from .prepare.store import NoVerdictHere, Prepared
 from .readings import Changes, File
 from .workspaces import (
     GRADING_LIMITS,
@@ -111,7 +111,8 @@ async def grade(
         timeout_s: Time limit of one run of the tests, seconds.
 
     Raises:
-        EnvironmentFailed: The tests give no verdict on the untouched start either, nor with the gold patch.
+        NoVerdictHere: The tests give no verdict on the untouched start either, nor with the gold patch.
+        EnvironmentFailed: The untouched start cannot be read.
         SandboxFailed: The sandbox broke.
     """
     started = time.monotonic()
@@ -287,11 +288,15 @@ async def _demand_a_verdict(
         again: Show it even if it was shown before: a time limit was reached, which a busy machine may cause.
 
     Raises:
-        EnvironmentFailed: They do not.
+        NoVerdictHere: They do not.
     """
 
+    said = ""
+
     async def verdict(state: SandboxSnapshot) -> None:
+        nonlocal said
         control = await run_tests(backend, state, prepared, tests, files=tests.files, timeout_s=timeout_s)
+        said = control.result.stdout
         found, _ = await _judged(prepared, control, rules, timeout_s)
         if found.invalid:
             raise NoVerdict(found.invalid)
@@ -306,9 +311,10 @@ async def _demand_a_verdict(
     try:
         await _controls.demand(backend, f"{prepared.digest} {rules}", control, again=again)
     except NoVerdict as error:
-        raise EnvironmentFailed(
+        raise NoVerdictHere(
             f"{prepared.instance.instance_id} cannot be graded here: its tests give no verdict on its untouched start "
-            f"either, nor with its gold patch: {error}"
+            f"either, nor with its gold patch: {error}",
+            log=said,
         ) from error
 
 
@@ -316,7 +322,7 @@ async def _gold(backend: Backend, prepared: Prepared) -> SandboxSnapshot:
     async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as fork:
         applied = await fork.run(
             f"cd {prepared.workdir} && git apply --whitespace=nowarn -",
-            stdin=prepared.instance.patch.encode("utf-8", "surrogateescape"),
+            stdin=applicable(prepared.instance.patch),
             clean=True,
         )
         if applied.exit_code != 0:

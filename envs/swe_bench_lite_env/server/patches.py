@@ -14,6 +14,8 @@ PATCH_CHARACTERS = 4 * 1024**2
 COMMAND = "cd {root} && exec git apply --whitespace=nowarn -"
 """Applies the patch on standard input: all of it, or nothing."""
 
+_CHOPPED = 3
+"""Blank lines at the end of a patch that patch(1) takes for lost, at most."""
 _SITES = 20
 _SAID = 200
 """Most lines of the message."""
@@ -95,6 +97,19 @@ def hunks(patch: str) -> list[Hunk]:
         found.append(Hunk(file, number, int(header[1]), offsets[at], offsets[end] - 1, at + 1, end, problem))
         at = end
     return found
+
+
+def applicable(patch: str) -> bytes:
+    """Return a patch of a data set or a prediction as programs that apply it read it.
+
+    A patch that was stripped lost its last newline, and the blank lines of context before it: it has them again. The
+    benchmark's harness takes such patches, too: it hands them to a shell's here-document or to patch(1).
+    """
+    text = patch if patch.endswith("\n") else patch + "\n"
+    for whole in (text, *(text + " \n" * lines for lines in range(1, _CHOPPED + 1))):
+        if not any(hunk.problem for hunk in hunks(whole)[-1:]):
+            return whole.encode("utf-8", "surrogateescape")
+    return text.encode("utf-8", "surrogateescape")
 
 
 def refusal(patch: str, stderr: str) -> tuple[str, Detection]:

@@ -29,6 +29,7 @@ from errata_server.workers import Budget, BudgetExceeded
 from ..rules.directives import test_files
 from ..rules.helpers import ROOTS, asserted, candidates, declared, followed, module_of
 from . import readings
+from .patches import applicable
 from .prepare.store import Prepared
 from .readings import NO_CHANGES, Changes, File, Survey
 
@@ -136,7 +137,7 @@ async def tests_of(backend: Backend, prepared: Prepared) -> Tests:
         if patch.strip():
             applied = await sandbox.run(
                 f"cd {prepared.workdir} && git apply --whitespace=nowarn -",
-                stdin=patch.encode("utf-8", "surrogateescape"),
+                stdin=applicable(patch),
                 clean=True,
             )
             if applied.exit_code != 0:

@@ -40,12 +40,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from errata_protocol.errors import EnvironmentFailed
+from errata_protocol.errors import EnvironmentFailed, SandboxUnavailable
 from errata_server.grading.control import ControlRuns
 from errata_server.grading.forks import run_in_fork
 from errata_server.grading.results import NoVerdict, nonced
 from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, SandboxSnapshot
+from errata_server.sandbox.base_trees.recipe import VERIFIER_DIRECTORY
+from errata_server.sandbox.base_trees.tree import find_base
+from errata_server.settings import Settings
 
 from .layers import shell_env
 from .machine_tools import WELL_KNOWN
@@ -277,6 +280,7 @@ async def _run_script(
         "/site": staged(RUNTIME / "sitecustomize.py"),
         "/tests": await asyncio.to_thread(staged, task.tests, key=task.digest),
         "/logs": logs_link(f"/tmp/verifier-{token}"),
+        **await asyncio.to_thread(_packages),
     }
     request = {
         "nonce": secrets.token_hex(16),
@@ -318,6 +322,15 @@ _WRITE = (
 )
 _ROUNDING = 1e-9
 """What a score may miss 0 or 1 by: sums of shares such as ten times 0.1 are not exact."""
+
+
+def _packages() -> dict[str, Path]:
+    """Return the mount of the verifiers' packages, which no command of an agent sees; none without a base tree."""
+    try:
+        packages = find_base("default", Settings().base).root / VERIFIER_DIRECTORY
+    except SandboxUnavailable:
+        return {}
+    return {f"/{VERIFIER_DIRECTORY}": packages} if packages.is_dir() else {}
 
 
 _ABSENT = re.compile(r"^/tests/\S+: line \d+: (/\S+): No such file or directory$", re.MULTILINE)

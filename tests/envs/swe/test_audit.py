@@ -10,7 +10,7 @@ import pytest
 from errata_server.cli.audit import main
 from swe_bench_lite_env import SweBenchLiteEnv
 
-from .red_team.attacks import ONLY_HIDDEN_PASS, PACKAGE
+from .red_team.attacks import PACKAGE
 from .served import serving
 from .sessions import NAME, OTHER, instance
 
@@ -48,7 +48,9 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: p
         env.write_file(PACKAGE, package + PATCHED)
         assert env.submit().reward == 0.0
         env.reset(instance_id=NAME)
-        env.write_file("conftest.py", ONLY_HIDDEN_PASS)
+        env.apply_patch(instance(NAME).patch)
+        env.run("mkdir elsewhere && cp -r src/pagelist elsewhere && git checkout -q src")
+        env.write_file("conftest.py", "import sys\nsys.path.insert(0, 'elsewhere')\n")
         assert env.submit().reward == 0.0
         env.reset(instance_id=OTHER)
     return tmp_path / "data"

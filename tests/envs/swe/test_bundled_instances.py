@@ -88,6 +88,16 @@ async def test_a_patch_for_the_visible_tests_and_the_issues_own_examples_fails(
     assert not verdict.resolved and verdict.fail_to_pass.success and verdict.fail_to_pass.failure
 
 
+async def test_an_agent_commits_with_the_identity_of_the_benchmarks_images(store: Store, namespace: Backend) -> None:
+    start = await prepared(store, namespace, next(iter(DATASET)))
+    sandbox = await namespace.restore(start.snapshot)
+    said = await sandbox.run("echo x >> README.md; git add -A; git commit -qm fix && git log -1 --format='%an <%ae>'")
+    elsewhere = await sandbox.run("git init -q /tmp/x && cd /tmp/x && git commit -q --allow-empty -m first")
+    await sandbox.destroy()
+    assert said.stdout == "SWE-bench <setup@swebench.config>\n", said.stderr
+    assert elsewhere.exit_code == 0, elsewhere.stderr
+
+
 def test_the_tests_that_decide_do_not_stand_in_the_start() -> None:
     for instance in DATASET:
         source = RECIPES.find(instance.instance_id).source_path

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import swe_bench_lite_env
-from errata_protocol.errors import EnvironmentFailed
 from errata_protocol.markers import ErrorKind
 from errata_protocol.replay import EpisodeDetail, RewardRecord, TurnRecord
 from errata_server.cli.audit import CANARY, Count
 from errata_server.sandbox.base import Backend
+from swe_bench_lite_env.programs.cli import main as swe
 from swe_bench_lite_env.programs.grade import main
 from swe_bench_lite_env.server.canaries import canaries, differences, read
 from swe_bench_lite_env.server.grading import _gold, grade
-from swe_bench_lite_env.server.prepare.store import Prepared, Store
+from swe_bench_lite_env.server.prepare.store import NoVerdictHere, Prepared, Store, problems_of
 
 from .red_team.attacks import ATTACKS, Attack
 from .red_team.test_attacks import attacked, prepared
@@ -39,8 +39,11 @@ def with_command(start: Prepared, command: str) -> Prepared:
 @pytest.mark.sandbox
 async def test_a_run_that_fails_on_the_untouched_start_too_is_no_verdict(store: Store, namespace: Backend) -> None:
     start = with_command(await prepared(store, namespace), "no-such-runner")
-    with pytest.raises(EnvironmentFailed, match="cannot be graded here"):
+    with pytest.raises(NoVerdictHere, match="cannot be graded here") as raised:
         await grade(namespace, start.snapshot, start, timeout_s=30)
+    # Sessions get the message. What the tests printed is for the person who prepares the instance.
+    assert "not found" not in str(raised.value.to_wire())
+    assert "no-such-runner: command not found" in problems_of(raised.value)[1]
 
 
 @pytest.mark.sandbox
@@ -127,6 +130,65 @@ def test_predictions_in_the_benchmarks_format_give_its_report(
     written = json.loads((tmp_path / "out" / NAME / "report.json").read_text())
     assert written[NAME]["resolved"] and written[NAME]["patch_successfully_applied"]
     assert ">>>>> Start Test Output" in (tmp_path / "out" / NAME / "test_output.txt").read_text()
+
+
+def unprepared(tmp_path: Path, *more: str) -> list[str]:
+    """Return arguments that grade the gold patch of an instance whose test command cannot start."""
+    recipes = json.loads((TASKS / "recipes.json").read_text())
+    (recipe,) = [recipe for recipe in recipes if recipe["instance_id"] == NAME]
+    recipe["source"]["path"] = str(TASKS / recipe["source"]["path"])
+    recipe["test_command"] = "printf '\\033[2J'; no-such-runner"
+    (tmp_path / "recipes.json").write_text(json.dumps([recipe]))
+    return [
+        *("--dataset", str(TASKS / "instances.jsonl"), "--recipes", str(tmp_path / "recipes.json")),
+        *("--store", str(tmp_path / "store"), "--instance", NAME, *more),
+    ]
+
+
+@pytest.mark.sandbox
+def test_a_grading_without_a_verdict_says_the_end_of_its_log_and_writes_a_new_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new/directory"
+    more = ("--predictions", "gold", "--no-validate", "--json", "--out", str(out))
+    assert main(unprepared(tmp_path, *more)) == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert json.loads((out / "report.json").read_text()) == report
+    for said in (report["infrastructure_errors"][NAME], captured.err):
+        assert "the end of its log: " in said and "no-such-runner: command not found" in said
+        assert "\x1b" not in said, "a terminal would act on it"
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("command", ["prepare", "validate"])
+def test_a_validation_without_a_verdict_says_the_end_of_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    if command == "validate":
+        assert swe(["prepare", *unprepared(tmp_path, "--no-validate")]) == 0
+    for form in ([], ["--json"]):
+        capsys.readouterr()
+        assert swe([command, *unprepared(tmp_path, *form)]) == 1
+        assert "no-such-runner: command not found" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["a file", "below a file", "a file in the way", "a directory in the way"])
+def test_a_directory_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    out = tmp_path / "out"
+    if wrong == "a directory in the way":
+        (out / NAME / "report.json").mkdir(parents=True)
+    elif wrong == "a file in the way":
+        out.mkdir()
+        (out / NAME).touch()
+    else:
+        out.touch()
+    place = out / "x" if wrong == "below a file" else out
+    assert swe(["grade", *unprepared(tmp_path, "--predictions", "gold", "--out", str(place))]) == 2
+    assert f"--out {place}: " in capsys.readouterr().err
+    assert not (tmp_path / "store").exists(), "something was built"
 
 
 def test_an_audit_counts_episodes_with_violations_per_thousand() -> None:

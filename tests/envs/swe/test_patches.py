@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_bench_lite_env.server.patches import COMMAND, hunks, refusal
+from swe_bench_lite_env.server.patches import COMMAND, applicable, hunks, refusal
 from swe_bench_lite_env.server.texts import ToolRefused, bounded, lines_of, replaced
 from tests.counted_work import Costs, calls_of
 
@@ -47,6 +47,26 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "src/a.txt").write_text(TEXT)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     return tmp_path
+
+
+CONTEXT = """diff --git a/src/a.txt b/src/a.txt
+--- a/src/a.txt
++++ b/src/a.txt
+@@ -1,3 +1,4 @@
+ line
++more
+ 
+ 
+"""  # noqa: W293 - a diff has such lines
+
+
+@pytest.mark.parametrize("patch", [GOOD, GOOD[:-1], CONTEXT, CONTEXT[:-1], CONTEXT[:-3], CONTEXT.strip()])
+def test_a_stripped_patch_applies(patch: str, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.txt").write_text("line\n\n\n" if patch in CONTEXT else TEXT)
+    done = subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=applicable(patch), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert "more\n" in (tmp_path / "src/a.txt").read_text()
 
 
 def applied(tree: Path, patch: str) -> subprocess.CompletedProcess[str]:

@@ -24,8 +24,9 @@ from swe_bench_lite_env.server.prepare.sources import SourceMissing, build_key
 from swe_bench_lite_env.server.prepare.space import trim, usage
 from swe_bench_lite_env.server.prepare.store import EPOCH_S, Catalogue, NotPrepared, NotValidated, Prepared, Store
 from swe_bench_lite_env.server.prepare.validate import Run, run_tests, validate
+from swe_bench_lite_env.server.validation import graded
 
-from .preparing import files, git, instance, mirror, recipe, write
+from .preparing import GOLD, TEST_PATCH, files, git, instance, mirror, recipe, write
 
 pytestmark = [pytest.mark.prepare, pytest.mark.sandbox]
 
@@ -83,11 +84,32 @@ async def test_an_instance_is_built_validated_and_opened(
     assert (await catalogue.find(*own)).snapshot == prepared.snapshot, "the start was made twice"
 
 
+@pytest.mark.parametrize("missing", ["test_ledger.py", "ledger/__init__.py"])
+async def test_a_source_that_lacks_what_a_patch_changes_is_refused_before_the_build(
+    store: Store, backend: Backend, own: tuple[Instance, Recipe], missing: str
+) -> None:
+    (own[1].source_path / missing).unlink()
+    lines: list[str] = []
+    with pytest.raises(EnvironmentFailed, match=rf"patch does not apply to directory source.*{missing}: No such file"):
+        await Builder(store, backend, progress=lines.append).build(*own)
+    assert lines == ["own__ledger-1: fetching the source (directory)"]
+
+
+async def test_patches_without_their_last_newline_are_taken(
+    store: Store, backend: Backend, own: tuple[Instance, Recipe]
+) -> None:
+    row = instance(patch=GOLD.strip(), test_patch=TEST_PATCH.strip())
+    await Builder(store, backend).build(row, own[1])
+    for grader in (run_tests, graded):
+        found = await validate(Catalogue(store, backend), row, own[1], runs=1, grader=grader)
+        assert found.passed, found.problems
+
+
 async def test_what_was_built_is_not_built_again(store: Store, backend: Backend, own: tuple[Instance, Recipe]) -> None:
     builder = Builder(store, backend)
     first = await builder.build(*own)
     assert await builder.build(*own) == first
-    (own[1].source_path / "ledger/__init__.py").write_text("x = 1\n", "utf-8")
+    (own[1].source_path / "bin/tool").write_text("x\n", "utf-8")
     changed = await builder.build(*own)
     assert changed.tree != first.tree
 

@@ -115,6 +115,23 @@ async def test_two_instances_of_a_version_share_their_environment_read_only(buil
         ]
 
 
+async def test_a_session_sees_no_vendored_copy_of_its_project(builder: Builder, tmp_path: Path) -> None:
+    """pip has a copy of requests. It stays in the environment that further instances are installed with."""
+    setup = "from setuptools import setup\nsetup(name='requests', version='1', packages=['requests'])\n"
+    write(tmp_path / "source", {"requests/__init__.py": "", "setup.py": setup, "check.py": ""})
+    environments = set()
+    for number in (1, 2):
+        names = {"instance_id": f"psf__requests-{number}"}
+        row = instance(repo="psf/requests", patch="", test_patch="", **names)
+        made = with_abacus(tmp_path, install=[EDITABLE, "python -m pip --version"], **names)
+        build = await builder.build(row, made)
+        environments.add(build.base)
+        copies = "\\( -path '*requests*' -name '*.py*' -o -name 'pip-*.whl' -o -name pip -type d \\)"
+        probe = f"find / -xdev {copies} -not -path '/testbed/*' 2>/dev/null; true"
+        assert await shell(builder, row, made, probe) == ""
+    assert len(environments) == 1
+
+
 async def test_nothing_of_the_build_is_left(builder: Builder, tmp_path: Path) -> None:
     write(tmp_path / "source", files())
     row, made = instance(), with_abacus(tmp_path)

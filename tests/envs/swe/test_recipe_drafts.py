@@ -101,6 +101,49 @@ def test_a_specification_of_the_benchmark_comes_first(tmp_path: Path, shelf: She
     assert listed.recipe.pins == ("pytest==6.2.4", "abacus==1.0")
 
 
+def test_a_draft_has_one_pin_for_each_package(tmp_path: Path, shelf: Shelf) -> None:
+    listed = "pytest==6.2.4\nPyTest>=5\nabacus[fast]>=1.5\ntypes-pkg_resources\nlate\n"
+    base = repository(tmp_path, requirements_test__txt=listed)
+    shelf._links["late"] = tuple(
+        Link(f"late-{version}.tar.gz", "https://x", "a" * 64, "", None, f"2024-0{month}-01")
+        for month, version in enumerate(("1.0", "2.0"), 1)
+    )
+    row = instance(base_commit=base, created_at="2021-05-10T00:00:00Z")
+    found = draft(row, mirror=tmp_path / "mirror", index=shelf)
+    # 1.5 of abacus does not run on this Python, so that no release is what both requirements ask for.
+    assert found.recipe.python == "3.8"
+    assert found.recipe.pins == (
+        *("pytest==6.2.4", "setuptools==56.0.0", "wheel==0.36.2", "abacus[fast]==1.0", "late==1.0"),
+    )
+    notes = "\n".join(found.notes)
+    assert "types-pkg_resources: the index has no release" in notes and "late: the index has no release of be" in notes
+    spec = {"python": "3.9", "packages": "requirements.txt", "pip_packages": ["pytest==7.4.4", "wheel"], "test_cmd": ""}
+    both = draft(row, mirror=tmp_path / "mirror", index=shelf, specs={"own/ledger": {"1.0": spec}})
+    assert both.recipe.pins == ("pytest==7.4.4", "wheel==0.36.2", "abacus[fast]==1.5", "late==1.0")
+    assert any("no release is what all of these ask for: <2 was taken" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("specified", [True, False])
+def test_tox_runs_the_tests_only_where_it_is_pinned_with_the_factor_of_the_python(
+    tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, specified: bool
+) -> None:
+    monkeypatch.setattr(drafts.interpreters, "available", lambda: ["3.6", "3.10"])
+    command = "tox --current-env -epy39 -v --"
+    monkeypatch.setattr(drafts, "default_command", lambda row: f"{command} test_ledger.py")
+    specs = {"own/ledger": {"1.0": {"python": "3.9", "test_cmd": command, "pip_packages": ["tox", "tox-current-env"]}}}
+    listed = "" if specified else "tox\ntox-current-env\n"
+    row = instance(base_commit=repository(tmp_path, requirements_test__txt=listed), created_at="2022-05-10T00:00:00Z")
+    for has in (True, False):
+        for name in ("tox", "tox-current-env"):
+            link = Link(f"{name}-4.0.tar.gz", "https://x", "a" * 64, "", None, "2021-01-01")
+            shelf._links[name] = (link,) if has else ()
+        found = draft(row, mirror=tmp_path / "mirror", index=shelf, specs=specs if specified else None)
+        assert found.recipe.python == "3.10" and any("3.10 stands for 3.9" in note for note in found.notes)
+        expected = "tox --current-env -epy310 -v -- test_ledger.py" if has else "pytest -rA test_ledger.py"
+        assert found.recipe.test_command == expected
+        assert ("tox==4.0" in found.recipe.pins) == has
+
+
 def test_a_python_without_the_specifications_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"install swebench==4\.1\.0 there"):
         specifications(Path(sys.executable))

@@ -31,10 +31,12 @@ from errata_server.sandbox.spec import DEFAULT_PATH, Directory, SandboxSpec
 
 from ...dataset import Instance
 from ...recipes import BASE_PYTHON, Recipe
+from ..patches import applicable
 from . import interpreters
 from .index import SOCKET, PackageIndex, lent
 from .interpreters import ENVIRONMENT, Interpreter
-from .sources import FORMAT, MOUNT, Fetched, SourceMissing, build_key, fetch, pack_tree
+from .reach import copies, project_packages
+from .sources import MOUNT, Fetched, SourceMissing, build_key, fetch, pack_tree
 from .store import EPOCH_S, SHELL_ENV, WORKDIR, Build, Store, demand
 
 Progress = Callable[[str], None]
@@ -59,6 +61,8 @@ _PYTHONS = (
 )
 """Where the Python of the tests may be in a root file system; the first is that of the benchmark's images."""
 
+_ENVIRONMENT_FORMAT = 1
+"""Raise it whenever the same pins and commands would be installed into something else."""
 _STEP_TIMEOUT_S = 1800.0
 _INSIDE = Path(__file__).with_name("inside")
 _HOME = "/tmp/build"
@@ -123,7 +127,8 @@ class Builder:
             SourceMissing: The code is not at the place that the recipe names.
             InterpreterMissing: This machine does not have the recipe's Python.
             IndexFailed: The package index does not answer, or has not what the recipe asks for.
-            EnvironmentFailed: A command of the recipe failed; the message has the end of its output.
+            EnvironmentFailed: A patch does not apply, or a command of the recipe failed; the message has the end of its
+                output.
             SandboxFailed: The sandbox broke.
         """
         key = await asyncio.to_thread(build_key, instance, recipe)
@@ -218,6 +223,9 @@ class _Job:
             tree, size = await self._repository(sandbox)
         finally:
             await sandbox.destroy()
+        whole = await asyncio.to_thread(self._builder.base, base)
+        if whole is not None:  # on other backends base trees are not files of this machine
+            base = (await self._without_copies(whole, tree)).id
         return self._build(
             base=base, python="/usr/bin/python3", env=env, tree=tree, size_bytes=size, source=source.words
         )
@@ -256,6 +264,7 @@ class _Job:
         finally:
             await sandbox.destroy()
         env = {**SHELL_ENV, "PATH": f"{os.path.dirname(python)}:{DEFAULT_PATH}", **recipe.env}  # noqa: PTH120 - inside
+        base = await self._without_copies(base, tree)
         words = f"root file system {path.name}"
         return self._build(base=base.id, python=python, env=env, tree=tree, size_bytes=size, source=words)
 
@@ -266,7 +275,14 @@ class _Job:
         if recipe.python.count(".") == 2 and recipe.python != interpreter.version:
             self._notes.append(f"Python {interpreter.version} stands for {recipe.python}, which is not on this machine")
         python_base = await self._python_base(interpreter)
-        parts = (FORMAT, python_base.id, self._instance.repo, self._instance.version, recipe.pins, recipe.install)
+        parts = (
+            _ENVIRONMENT_FORMAT,
+            python_base.id,
+            self._instance.repo,
+            self._instance.version,
+            recipe.pins,
+            recipe.install,
+        )
         digest = hashlib.sha256(json.dumps((*parts, sorted(recipe.env.items()))).encode()).hexdigest()
         async with store.locked(f"environment-{digest[:32]}", self._builder.progress):
             for name in (digest, hashlib.sha256(f"{digest}{self._key}".encode()).hexdigest()):
@@ -359,6 +375,7 @@ class _Job:
             name = f"swe-{slug[:60]}-py{interpreter.minor}"
             shared = await asyncio.to_thread(derive_base, python_base, name, [archive], progress=self._builder.progress)
             self._store.keep_base(digest, shared.id, name)
+        shared = await self._without_copies(shared, tree)
         system, system_size = await asyncio.to_thread(self._keep_own, own)
         env = {
             **SHELL_ENV,
@@ -376,6 +393,19 @@ class _Job:
             source=source.words,
             interpreter=interpreter.version,
         )
+
+    async def _without_copies(self, base: BaseTree, tree: str) -> BaseTree:
+        """Return a base tree without copies of the project in the archive ``tree``: the same one where it has none."""
+        packages = await asyncio.to_thread(project_packages, self._store.archive(tree), self._instance.repo)
+        without = await asyncio.to_thread(copies, base.root, packages)
+        if not without:
+            return base
+        self._notes.append(f"without its copies of the project: {', '.join(without)}")
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", self._instance.repo).strip("-.")
+        name = f"swe-{slug[:60]}-visible"
+        made = await asyncio.to_thread(derive_base, base, name, [], without=without, progress=self._builder.progress)
+        self._store.keep_base(hashlib.sha256(f"visible{made.id}".encode()).hexdigest(), made.id, name)
+        return made
 
     async def _new_environment(self, sandbox: Sandbox) -> None:
         self._say("making the environment")
@@ -432,6 +462,12 @@ class _Job:
                 )
         demand(result, f"{self._instance.instance_id}: unpacking {source.words}")
         await self._step(sandbox, f"{_PROGRAM}/list_files.py {WORKDIR} {_HOME}/sources.json", "listing the source")
+        for name, patch in (("test", self._instance.test_patch), ("gold", self._instance.patch)):
+            if patch.strip():  # before the build, which is long: an archive of the index may lack the tests
+                given = applicable(patch)
+                command = f"cd {WORKDIR} && git apply --check --whitespace=nowarn -"
+                result = await sandbox.run(command, clean=True, stdin=given, timeout_s=_STEP_TIMEOUT_S)
+                demand(result, f"{self._instance.instance_id}: its {name} patch does not apply to {source.words}: git")
 
     def _readable_copy(self, directory: Path) -> Path:
         """Return a copy of a repository that the agent's user may read: a mirror's modes may be its owner's only."""

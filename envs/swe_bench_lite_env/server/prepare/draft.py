@@ -11,8 +11,10 @@ import json
 import re
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,7 @@ print(json.dumps({"specs": c.MAP_REPO_VERSION_TO_SPECS, "files": getattr(c, "MAP
 """
 
 
+_EXACT = ("==", "===")
 _MAX_PROJECT = 32 * 1024
 
 
@@ -124,14 +127,14 @@ def draft(instance: Instance, *, mirror: Path | None, index: PackageIndex, specs
     runner = {"django/django": "django", "sympy/sympy": "sympy"}.get(instance.repo, "pytest")
     wanted = [*(["pytest"] if runner == "pytest" else []), "setuptools", "wheel", *names]
     project = instance.repo.partition("/")[2].lower()
-    pins = [pin for name in dict.fromkeys(wanted) if (pin := _pin(name, date, python, index, notes, project))]
+    pins = _pins(wanted, date, python, index, notes, project)
     recipe = Recipe(
         instance_id=instance.instance_id,
         source=source,
         python=python,
-        pins=tuple(pins),
+        pins=pins,
         install=("python -m pip install -e .",) if files is None or files.is_project else (),
-        test_command=default_command(instance),
+        test_command=_command(default_command(instance), instance, python, pins, notes),
         runner=runner,
     )
     return Draft(recipe, tuple(notes))
@@ -208,22 +211,16 @@ def _from_spec(
     if _order(python) < (3, 6):
         notes.append(f"the specification has Python {python}: 3.6 is the oldest that can be prepared")
         python = "3.6"
+    python = _nearest(python, interpreters.available(), notes)
     listed = str(spec.get("packages", ""))
     pins: list[str] = []
     if listed.endswith((".txt", ".yml", ".yaml")):
         pins += _named(files, listed, notes)
     else:
         pins += [word for word in re.findall(r"'([^']*)'|\"([^\"]*)\"|(\S+)", listed) for word in word if word]
-    exact = [str(pin) for pin in spec.get("pip_packages", ())]
-    known = {_name(pin) for pin in exact if "=" in pin}
     date = instance.created_at[:10]
     project = instance.repo.partition("/")[2].lower()
-    for pin in dict.fromkeys(pins):
-        name = _name(pin)
-        chosen = _pin(pin, date, python, index, notes, project) if name and name not in known else None
-        if chosen is not None:
-            exact.append(chosen)
-            known.add(name)
+    exact = _pins([*map(str, spec.get("pip_packages", ())), *pins], date, python, index, notes, project)
     before = [str(line) for line in spec.get("pre_install", ())]
     left_out = [line for line in before if _NOT_HERE.search(line) or "$QHULL" in line]
     if left_out:
@@ -237,9 +234,11 @@ def _from_spec(
         instance_id=instance.instance_id,
         source=source,
         python=python,
-        pins=tuple(dict.fromkeys(exact)),
+        pins=exact,
         install=tuple(install),
-        test_command=" ".join([command, *directives(instance.test_patch, instance.repo)]),
+        test_command=_command(
+            " ".join([command, *directives(instance.test_patch, instance.repo)]), instance, python, exact, notes
+        ),
         runner={"django/django": "django", "sympy/sympy": "sympy"}.get(instance.repo, "pytest"),
     )
 
@@ -262,9 +261,27 @@ def _python(files: _Repository | None, date: str, notes: list[str]) -> str:
     there = [minor for minor in interpreters.available() if Version(f"{minor}.99") in allowed]
     if not there:
         notes.append(f"no Python of this machine is allowed by the project ({allowed}): install one")
+    return _nearest(wanted, there, notes)
+
+
+def _nearest(wanted: str, there: Sequence[str], notes: list[str]) -> str:
+    """Return the Python that is wanted, or the nearest one that is there; of two that are as near, the newer."""
+    minor = ".".join(wanted.split(".")[:2])
+    if minor in there or not there:
         return wanted
-    # The nearest one; of two that are as near, the newer.
-    return min(there, key=lambda minor: (abs(_order(minor)[1] - _order(wanted)[1]), -_order(minor)[1]))
+    nearest = min(there, key=lambda one: (abs(_order(one)[1] - _order(wanted)[1]), -_order(one)[1]))
+    notes.append(f"Python {nearest} stands for {wanted}, which cannot be used here")
+    return nearest
+
+
+def _command(command: str, instance: Instance, python: str, pins: Sequence[str], notes: list[str]) -> str:
+    """Return a test command that can run: of tox only where the pins have it, with the factor of the Python."""
+    if not re.match(r"tox\b", command):
+        return command
+    if {"tox", "tox-current-env"} <= {_name(pin) for pin in pins}:
+        return re.sub(r"(-e\s*)py\d+\b", rf"\1py{python.replace('.', '')}", command)
+    notes.append("its tests run in pytest: the pins do not have tox and tox-current-env, with which the benchmark runs")
+    return " ".join(["pytest -rA", *directives(instance.test_patch, instance.repo)])
 
 
 def _requirements(files: _Repository | None, notes: list[str]) -> list[str]:
@@ -351,40 +368,79 @@ def _named(files: _Repository | None, listed: str, notes: list[str]) -> list[str
     return []
 
 
-def _pin(requirement: str, date: str, python: str, index: PackageIndex, notes: list[str], project: str) -> str | None:
-    """Return the newest release that a requirement allows and that was on the index at a time; None: none is needed."""
-    try:
-        wanted = Requirement(requirement.split(" #")[0].strip().rstrip("\\").strip())
-    except InvalidRequirement:
-        notes.append(f"{requirement!r} is no requirement that pip reads: left out")
-        return None
-    if wanted.name.lower() == project:
-        return None
-    if wanted.marker is not None and not wanted.marker.evaluate({"python_version": python, "extra": ""}):
-        return None
-    releases: list[Version] = []
-    links = index.links(wanted.name)
+def _pins(
+    requirements: Iterable[str], date: str, python: str, index: PackageIndex, notes: list[str], project: str
+) -> tuple[str, ...]:
+    """Return one pin for each package that requirements name, in their order.
+
+    Each is the newest release that all requirements of the package allow and that was on the index at the time. A
+    package that the index does not have is left out. Notes say what was not as wished.
+    """
+    wanted: dict[str, list[Requirement]] = {}
+    for text in requirements:
+        try:
+            found = Requirement(text.split(" #")[0].strip().rstrip("\\").strip())
+        except InvalidRequirement:
+            notes.append(f"{text!r} is no requirement that pip reads: left out")
+            continue
+        needed = found.marker is None or found.marker.evaluate({"python_version": python, "extra": ""})
+        if needed and canonicalize_name(found.name) != canonicalize_name(project):
+            wanted.setdefault(canonicalize_name(found.name), []).append(found)
+    pins = []
+    for same in wanted.values():
+        extras = ",".join(sorted({extra for one in same for extra in one.extras}))
+        version = _release(same, date, python, index, notes)
+        if version is not None:
+            pins.append(f"{same[0].name}{f'[{extras}]' if extras else ''}=={version}")
+    return tuple(pins)
+
+
+def _release(same: list[Requirement], date: str, python: str, index: PackageIndex, notes: list[str]) -> str | None:
+    """Return the version to pin for requirements of one package; None for a package that the index does not have."""
+    allowed = [one.specifier for one in same if one.specifier]
+    parts = [part for specifier in allowed for part in specifier]
+    exact = list(dict.fromkeys(part.version for part in parts if part.operator in _EXACT and "*" not in part.version))
+    both = reduce(and_, allowed, SpecifierSet())
+    if exact:
+        # What somebody pinned is taken without a look at the index: it may be there without a date.
+        if len(exact) > 1 or exact[0] not in both:
+            notes.append(f"{', '.join(map(str, same))}: no release is what all of these ask for: {exact[0]} was taken")
+        return exact[0]
+    releases = _releases(same[0].name, python, index)
+    for specifier in [both, *allowed]:
+        fitting = {version: day for version, day in releases.items() if version in specifier}
+        at_the_time = [version for version, day in fitting.items() if not (date and day) or day <= date]
+        if not fitting:
+            continue
+        if specifier is not both:
+            notes.append(f"{', '.join(map(str, same))}: no release is what all of these ask for: {specifier} was taken")
+        if at_the_time:
+            return str(max(at_the_time))
+        notes.append(f"{same[0]}: the index has no release of before {date} for Python {python}: the oldest was taken")
+        return str(min(fitting))
+    notes.append(f"{same[0]}: the index has no release for Python {python}: left out, so that it is not pinned")
+    return None
+
+
+def _releases(name: str, python: str, index: PackageIndex) -> dict[Version, str]:
+    """Return the releases of a package for a Python, each with the day when it came, empty where the index has none."""
+    releases: dict[Version, str] = {}
+    links = index.links(name)
     # Of several indexes one may not say when a file came or what it needs: then what the others say counts.
-    dated = [link for link in links if link.uploaded]
-    for link in dated or links:
+    for link in [link for link in links if link.uploaded] or links:
         try:
             is_wheel = link.filename.endswith(".whl")
-            name, version = parse_wheel_filename(link.filename)[:2] if is_wheel else parse_sdist_filename(link.filename)
-            if name != canonicalize_name(wanted.name):
+            found, version = (
+                parse_wheel_filename(link.filename)[:2] if is_wheel else parse_sdist_filename(link.filename)
+            )
+            if found != canonicalize_name(name):
                 continue  # selenium-2.0-dev-9429.tar.gz is no release 9429 of selenium
             fits = not link.requires_python or Version(f"{python}.99") in SpecifierSet(link.requires_python)
         except (ValueError, InvalidVersion, InvalidSpecifier):
             continue
-        at_the_time = not (date and link.uploaded) or link.uploaded[:10] <= date
-        if fits and at_the_time and link.yanked is None and not version.is_prerelease and version in wanted.specifier:
-            releases.append(version)
-    extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
-    if releases:
-        return f"{wanted.name}{extras}=={max(releases)}"
-    notes.append(
-        f"{requirement}: the index has no release of before {date or 'now'} for Python {python}; it is not pinned"
-    )
-    return f"{wanted.name}{extras}{wanted.specifier}"
+        if fits and link.yanked is None and not version.is_prerelease:
+            releases[version] = min(releases.get(version, "9"), link.uploaded[:10])
+    return releases
 
 
 def _name(requirement: str) -> str:

@@ -19,7 +19,7 @@ from ...dataset import Instance
 from ...recipes import Recipe, Source
 from .index import PackageIndex
 
-FORMAT = 1
+FORMAT = 2
 """Raise it whenever the same recipe would be built into something else."""
 
 MOUNT = "/source"

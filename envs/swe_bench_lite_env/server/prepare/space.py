@@ -108,7 +108,7 @@ def _sweep(store: Store) -> None:
     sizes = _base_sizes(store)
     # A tree that others are made from goes after them: making them again would begin with it.
     origins = {identity: str((_record(identity) or {}).get("from", "")) for identity in sizes}
-    for _ in range(2):
+    for _ in range(3):
         for identity in sorted(sizes):
             is_origin = any(origins[other] == identity for other in origins if other != identity)
             if identity not in needed and identity in origins and not is_origin and remove_base(identity):

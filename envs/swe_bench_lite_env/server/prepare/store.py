@@ -24,8 +24,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed, SandboxUnavailable
+from errata_protocol.errors import EnvironmentFailed, ErrataError, InvalidRequest, SandboxFailed, SandboxUnavailable
 from errata_protocol.names import INSTANCE, member_path
+from errata_protocol.printable import printable_lines
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.derived import using
 from errata_server.sandbox.spec import DEFAULT_PATH, Directory, Entry, File, SandboxSpec, Symlink
@@ -35,7 +36,7 @@ from ...dataset import Instance
 from ...recipes import Recipe
 from .sources import build_key
 
-VALIDATOR = 2
+VALIDATOR = 3
 """Raise it whenever a validation could find something else: resets refuse those of other versions."""
 _DIGEST_VERSION = 2
 """Raise it when the parts of `prepared_digest` change: open episodes and validations are lost then."""
@@ -64,8 +65,11 @@ START_LIMITS = Limits(
 )
 """Of the sandbox that unpacks a work tree; sessions on it have their own."""
 
+_IDENTITY = b"[user]\n\tname = SWE-bench\n\temail = setup@swebench.config\n"
+"""Git's configuration of the agent's user: the identity that the benchmark's images have, so that it can commit."""
 _MOUNT = "/setup"
 _ARCHIVE = "data.tar.gz"
+_LOG_TAIL = 1500
 
 
 class NotPrepared(InvalidRequest, LookupError):
@@ -74,6 +78,30 @@ class NotPrepared(InvalidRequest, LookupError):
 
 class NotValidated(InvalidRequest):
     """An instance was prepared, but its validation was not run or did not pass."""
+
+
+class NoVerdictHere(EnvironmentFailed):
+    """The tests of an instance give no verdict on states of ours either.
+
+    Args:
+        message: What happened. Sessions may get it: it has no word of the tests.
+        log: Log of the run. For the person who prepares the instance alone.
+    """
+
+    def __init__(self, message: str, /, *, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+def problems_of(error: ErrataError) -> list[str]:
+    """Return what an error says to the person who prepares an instance: its message, and the end of its log if any."""
+    return [error.message, *end_of_log(getattr(error, "log", ""))]
+
+
+def end_of_log(log: str) -> list[str]:
+    """Return a line about the end of a log, safe to print; none for an empty log."""
+    end = log.strip()[-_LOG_TAIL:]
+    return [f"the end of its log: {printable_lines(end)}"] if end else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,8 +464,8 @@ def prepared_digest(instance: Instance, recipe: Recipe, build: Build) -> str:
 async def start_of(backend: Backend, store: Store, build: Build) -> SandboxSnapshot:
     """Unpack a build in a new sandbox, and return a snapshot of it: the start of its sessions.
 
-    The sandbox has the build's base tree, the files of its system archive (if it has one) outside the work tree, and
-    its work tree in ``WORKDIR``. Each call makes a new snapshot; nothing is cached.
+    The sandbox has the build's base tree, the files of its system archive (if it has one) outside the work tree, a git
+    identity of the agent's user, and its work tree in ``WORKDIR``. Each call makes a new snapshot; nothing is cached.
 
     The sandbox is destroyed; the snapshot stays. The caller does not release it: the backend deletes its layer when
     neither a journal row nor an open sandbox needs it (`Backend.collect`), and it then has to be made again.
@@ -453,7 +481,8 @@ async def start_of(backend: Backend, store: Store, build: Build) -> SandboxSnaps
         SandboxFailed: The sandbox broke.
     """
     entries = await asyncio.to_thread(_system_entries, store.archive(build.system)) if build.system else ()
-    spec = SandboxSpec(workdir=WORKDIR, env=build.env, entries=entries, mtime_s=EPOCH_S)
+    identity = File("/home/agent/.gitconfig", _IDENTITY, 0o644, "agent")
+    spec = SandboxSpec(workdir=WORKDIR, env=build.env, entries=(*entries, identity), mtime_s=EPOCH_S)
     await backend.start()
     sandbox = await backend.open(base=build.base, limits=START_LIMITS, spec=spec)
     try:

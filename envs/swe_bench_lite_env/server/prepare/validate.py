@@ -12,8 +12,20 @@ from errata_server.sandbox.base import Backend, Limits, Sandbox
 from ...dataset import Instance
 from ...recipes import Recipe
 from ...rules.verdict import Resolution, compose_log, judge
+from ..patches import applicable
+from .reach import fix_in_reach
 from .sources import build_key
-from .store import VALIDATOR, Catalogue, NotPrepared, Prepared, Validation, demand, prepared_digest
+from .store import (
+    VALIDATOR,
+    Catalogue,
+    NotPrepared,
+    Prepared,
+    Validation,
+    demand,
+    end_of_log,
+    prepared_digest,
+    problems_of,
+)
 
 RUNS = 3
 RULES = 5
@@ -30,7 +42,6 @@ TEST_LIMITS = Limits(
     keep_bytes=64 * 1024**2,
 )
 _SHOWN = 5
-_LOG_TAIL = 1500
 
 Progress = Callable[[str], None]
 
@@ -98,7 +109,7 @@ async def applied(sandbox: Sandbox, prepared: Prepared, name: str, patch: str) -
         f"cd {prepared.workdir} && git apply --verbose --whitespace=nowarn -",
         clean=True,
         env=prepared.env,
-        stdin=patch.encode("utf-8", "surrogateescape"),
+        stdin=applicable(patch),
     )
     demand(result, f"{prepared.instance.instance_id}: its {name} patch does not apply to its source: git apply")
 
@@ -135,7 +146,11 @@ async def validate(
     found: dict[str, list[Run]] = {"empty": [], "gold": []}
     problems: list[str] = []
     try:
-        for number in range(1, runs + 1):
+        progress(f"{instance.instance_id}: searching what its sessions can read for its fix")
+        problems += [
+            f"its sessions can read the fix: {place}" for place in await fix_in_reach(catalogue.backend, prepared)
+        ]
+        for number in range(1, 1 if problems else runs + 1):
             for side, patch in (("empty", ""), ("gold", instance.patch)):
                 run = await grader(catalogue.backend, prepared, patch)
                 found[side].append(run)
@@ -146,7 +161,7 @@ async def validate(
                     f"in {run.seconds:.1f} s"
                 )
     except EnvironmentFailed as error:
-        problems.append(error.message)
+        problems += problems_of(error)
     flaky: tuple[str, ...] = ()
     if not problems:
         problems, flaky = judged(found["empty"], found["gold"])
@@ -176,12 +191,12 @@ def judged(empty: Sequence[Run], gold: Sequence[Run]) -> tuple[list[str], tuple[
     invalid = [run for run in gold if run.resolution.invalid]
     if invalid:
         problems.append(f"with the gold patch the run of its tests is invalid: {invalid[0].resolution.invalid}")
-        problems.append(f"the end of its log: {invalid[0].log.strip()[-_LOG_TAIL:]}")
+        problems += end_of_log(invalid[0].log)
         return problems, ()
     broken = _always(gold, "fail_to_pass")
     if broken:
         problems.append(f"the gold patch does not repair {_some(broken)} of FAIL_TO_PASS")
-        problems.append(f"the end of its log: {gold[0].log.strip()[-_LOG_TAIL:]}")
+        problems += end_of_log(gold[0].log)
     wavering = [test for test in _ever(gold, "fail_to_pass") if test not in broken]
     if wavering:
         problems.append(f"with the gold patch {_some(wavering)} of FAIL_TO_PASS passes in some runs only")

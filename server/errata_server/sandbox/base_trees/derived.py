@@ -62,7 +62,7 @@ def derive_base(
         base: The tree to start from.
         name: Name of the new tree; its id begins with it.
         archives: Tar archives, unpacked in this order.
-        without: Names in the top level of ``base`` that are left out.
+        without: Paths in ``base``, relative to its root, that are left out with what is below them.
         directory: Directory of bases; None for the first of `base_directories`.
         about: Further entries for its ``base.json``.
         progress: Called with a message if it has to wait for another process.
@@ -181,6 +181,7 @@ def _link_tree(source: Path, target: Path, without: Sequence[str]) -> dict[Path,
     names: dict[tuple[int, int], Path] = {}
     directories: dict[Path, _Directory] = {}
     todo = [(source, target)]
+    left_out = {f"{source}/{path}" for path in without}
     while todo:
         here, there = todo.pop()
         there.mkdir(mode=0o700)
@@ -194,7 +195,7 @@ def _link_tree(source: Path, target: Path, without: Sequence[str]) -> dict[Path,
                 raise
             continue  # in rootless mode, a directory that the agent may not read, which is empty
         for entry in entries:
-            if here == source and entry.name in without:
+            if entry.path in left_out:
                 continue
             place = there / entry.name
             status = entry.stat(follow_symlinks=False)

@@ -210,7 +210,7 @@ def prepare_stage(stage: str, rootless: bool) -> None:
         OSError: A mount failed.
     """
     mount("stage", stage, "tmpfs", MS_NOSUID, "mode=755,size=1m")
-    for name in ("root", "proc", "dev", "data", "base"):
+    for name in ("root", "proc", "dev", "data", "base", "nothing"):
         os.mkdir(f"{stage}/{name}")
     dev = f"{stage}/dev"
     mount("dev", dev, "tmpfs", MS_NOSUID, "mode=755,size=1m")
@@ -226,11 +226,11 @@ def prepare_stage(stage: str, rootless: bool) -> None:
     os.mkdir(f"{dev}/pts")
     os.mkdir(f"{dev}/shm")
     os.umask(0o022)
-    # Runners bind it over files of /proc to hide them; a bind of a read-only mount is read-only too.
-    empty = f"{stage}/empty"
-    os.close(os.open(empty, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
-    mount(empty, empty, "", MS_BIND)
-    mount("", empty, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC)
+    # Runners bind these over what they hide; a bind of a read-only mount is read-only too.
+    os.close(os.open(f"{stage}/empty", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
+    for empty in (f"{stage}/empty", f"{stage}/nothing"):
+        mount(empty, empty, "", MS_BIND)
+        mount("", empty, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC)
     mount("dev", dev, "", MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, "")
 
 

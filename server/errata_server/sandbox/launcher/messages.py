@@ -34,6 +34,8 @@ class LauncherConfig(TypedDict):
         overlay: Mount options of every overlay, joined by commas.
         rootless: The server does not run as root.
         uid: The agent's uid and gid inside a sandbox.
+        hidden: Directories of base trees, relative to their root, that are empty in sandboxes unless a request mounts
+            something on them.
         first_uid: First of the host uids of commands; None in rootless mode.
         seccomp: BPF program of the system call filter.
     """
@@ -47,6 +49,7 @@ class LauncherConfig(TypedDict):
     overlay: str
     rootless: bool
     uid: int
+    hidden: list[str]
     first_uid: int | None
     seccomp: bytes
 

@@ -151,6 +151,8 @@ class Child:
     def enter_root(self, request: "Request") -> None:
         """Mount the sandbox's overlay with /proc, /dev and the request's bind mounts, and make it this process's root.
 
+        The base tree's hidden directories are empty there; a bind mount of the request may lie on one of them.
+
         Writes the marshalled list of mount points that `bind` returned to the pipe to init.
 
         Raises:
@@ -178,6 +180,9 @@ class Child:
         os.chdir(root)
         mount(f"{stage}/proc", "proc", "", MS_MOVE)
         mount(f"{stage}/dev", "dev", "", MS_MOVE)
+        for path in self.config["hidden"]:
+            if os.path.isdir(path):
+                mount(f"{stage}/nothing", path, "", MS_BIND)
         read_only = self.config["rootless"] and request["do"] != "prepare"
         if read_only:
             keep_writable(request["writable"])

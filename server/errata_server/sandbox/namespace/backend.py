@@ -27,6 +27,7 @@ from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
 from ... import descriptors
 from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
+from ..base_trees.recipe import VERIFIER_DIRECTORY
 from ..base_trees.tree import AGENT_UID, BaseTree, check_owner, find_base
 from ..files import as_owner
 from ..files.overlay_form import ROOT_FORM, rootless_form
@@ -207,6 +208,7 @@ class NamespaceBackend(Backend):
             "overlay": ",".join((_OVERLAY_OPTIONS, *self._form.options)),
             "rootless": self.mode == "rootless",
             "uid": AGENT_UID,
+            "hidden": [VERIFIER_DIRECTORY],
             "first_uid": _FIRST_UID + block * 65_536 if self.mode == "root" else None,
             "seccomp": seccomp.program(),
         }
