@@ -204,7 +204,7 @@ class _Words:
 
     def __init__(self, hidden: Sequence[str]) -> None:
         self._known = " ".join(hidden).lower()
-        words = re.findall(r"[a-z]{2,}", re.sub(r"([a-z])([A-Z])", r"\1 \2", " ".join(hidden)).lower())
+        words: list[str] = re.findall(r"[a-z]{2,}", re.sub(r"([a-z])([A-Z])", r"\1 \2", " ".join(hidden)).lower())
         self._words = sorted({*words, *_COMMON}.difference(("test", "tests", "py")))
         self._draw = random.SystemRandom()
         self._given: list[str] = []

@@ -68,6 +68,88 @@ HONEST: Mapping[str, tuple[Mapping[str, str], str]] = {
     "readme": ({"README.md": "# pagelist\n", "CHANGES.md": "- repaired\n"}, ""),
     "other_modes": ({}, "chmod 0700 src tests; chmod 0755 src/pagelist/*.py"),
     "a_visible_test_repaired": ({}, "sed -i 's/^def test_next_and_previous/def test_both_ways/' tests/test_links.py"),
+    "a_module_moved": (
+        {},
+        "git mv src/pagelist/links.py src/pagelist/rows.py; printf 'from .rows import GAP, link_row, next_and_previous\\n' > src/pagelist/links.py",
+    ),
+    "a_module_made_a_package": (
+        {},
+        "mkdir src/pagelist/l; git mv src/pagelist/links.py src/pagelist/l/__init__.py; git mv src/pagelist/l src/pagelist/links",
+    ),
+    "a_module_behind_a_link": (
+        {},
+        "mkdir impl; git mv src/pagelist/links.py impl/links.py; ln -s ../../impl/links.py src/pagelist/links.py",
+    ),
+    "flat_layout": ({}, "git mv src/pagelist pagelist; mkdir -p src; ln -s ../pagelist src/pagelist"),
+    "a_helper_module": (
+        {"src/pagelist/_numbers.py": "def last_of(paginator):\n    return paginator.number_of_pages\n"},
+        "sed -i 's/^GAP = None/from ._numbers import last_of\\n\\nGAP = None/; s/last = paginator.number_of_pages/last = last_of(paginator)/' src/pagelist/links.py",
+    ),
+    "a_testing_module_of_its_own": ({"src/pagelist/testing.py": "def raises(*_):\n    raise AssertionError\n"}, ""),
+    "a_directory_named_testing": ({"src/pagelist/testing/__init__.py": "", "src/pagelist/test/__init__.py": ""}, ""),
+    "sed_in_place_with_copies": ({}, "sed -i.orig 's/per_page/per_page/' src/pagelist/paginator.py"),
+    "merge_leftovers": ({"src/pagelist/links.py.orig": "x\n", "src/pagelist/links.py.rej": "y\n"}, ""),
+    "windows_line_ends": ({}, "sed -i 's/$/\\r/' src/pagelist/links.py src/pagelist/page.py"),
+    "types_everywhere": (
+        {},
+        "sed -i 's/def link_row(paginator, current, around=1):/def link_row(paginator, current: int, around: int = 1) -> list:/' src/pagelist/links.py",
+    ),
+    "lazy_imports": (
+        {
+            "src/pagelist/__init__.py": "import importlib\n_WHERE = {'GAP': 'links', 'link_row': 'links', 'next_and_previous': 'links', 'Page': 'page', 'NoSuchPage': 'paginator', 'Paginator': 'paginator'}\n\n\ndef __getattr__(name):\n    if name in _WHERE:\n        return getattr(importlib.import_module('.' + _WHERE[name], __name__), name)\n    raise AttributeError(name)\n"
+        },
+        "",
+    ),
+    "a_subclass_in_front": (
+        {
+            "+src/pagelist/paginator.py": "\n\nclass _Counted(Paginator):\n    calls = 0\n\n    def page(self, number):\n        type(self).calls += 1\n        return super().page(number)\n\n\nPaginator = _Counted\n"
+        },
+        "",
+    ),
+    "a_cache": (
+        {
+            "+src/pagelist/paginator.py": "\n\nimport functools\nPaginator.number_of_pages = functools.cached_property(Paginator.number_of_pages.fget)\nPaginator.number_of_pages.__set_name__(Paginator, 'number_of_pages')\n"
+        },
+        "",
+    ),
+    "slots_and_reprs": (
+        {"+src/pagelist/paginator.py": "\n\nPaginator.__repr__ = lambda self: f'Paginator({self.total})'\n"},
+        "",
+    ),
+    "equality_of_its_own": (
+        {
+            "+src/pagelist/page.py": "\n\ndef _same(self, other):\n    return isinstance(other, Page) and self.number == other.number and self.items == other.items\n\n\nPage.__eq__ = _same\nPage.__hash__ = lambda self: hash(self.number)\n"
+        },
+        "",
+    ),
+    "warnings_in_the_code": (
+        {"+" + PACKAGE: "\nimport warnings\nwarnings.warn('old', DeprecationWarning, stacklevel=2)\n"},
+        "",
+    ),
+    "a_signal_handler": ({"+" + PACKAGE: "\nimport signal\nsignal.signal(signal.SIGUSR1, lambda *_: None)\n"}, ""),
+    "a_hook_of_excepthook": (
+        {"+" + PACKAGE: "\nimport sys\n_hook = sys.excepthook\nsys.excepthook = lambda *error: _hook(*error)\n"},
+        "",
+    ),
+    "a_child_at_import": ({"+" + PACKAGE: "\nimport subprocess\nsubprocess.run(['true'], check=True)\n"}, ""),
+    "randomness": ({"+" + PACKAGE: "\nimport random\nrandom.seed()\n"}, ""),
+    "other_branch_checked_out": ({}, "git checkout -qb fix; git -c user.name=a -c user.email=a@a commit -qam fix"),
+    "a_merge_commit": (
+        {},
+        "git checkout -qb side; git -c user.name=a -c user.email=a@a commit -qam fix; git checkout -q -; git -c user.name=a -c user.email=a@a merge -q --no-ff -m merged side",
+    ),
+    "a_stash_that_stays": (
+        {"NOTES": "x\n"},
+        "git add NOTES; git -c user.name=a -c user.email=a@a stash push -q -- NOTES; true",
+    ),
+    "a_worktree": ({}, "git worktree add -q ../copy HEAD; true"),
+    "ignored_files": ({".gitignore": "*.log\n", "run.log": "x\n"}, ""),
+    "a_makefile_and_ci": ({"Makefile": "test:\n\tpytest\n", ".github/workflows/ci.yml": "on: push\n"}, ""),
+    "tests_in_the_package": (
+        {"src/pagelist/tests/__init__.py": "", "src/pagelist/tests/test_own.py": "def test_it():\n    assert 1\n"},
+        "",
+    ),
+    "a_marker_in_pyproject": ({}, "sed -i 's/^testpaths/markers = [\"slow: takes long\"]\\ntestpaths/' pyproject.toml"),
     "a_doctest": ({"+src/pagelist/links.py": '\n\ndef shown():\n    """\n    >>> 1\n    1\n    """\n'}, ""),
 }
 
