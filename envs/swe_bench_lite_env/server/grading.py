@@ -75,8 +75,8 @@ class Graded:
         exit_code: Of the test command; None where it was killed at its time limit.
         seconds: Wall time of the whole grading.
         tests_s: Wall time of the graded run alone.
-        canaries: ``ok``; ``wrong``: they did something else than on the untouched start; ``none``: there was no run
-            of canaries, because its tests have no form of them or the graded run gave no verdict.
+        canaries: ``ok``; ``wrong``: canaries or the twin did something else than on a state of ours; ``none``: there
+            was neither, because the tests have no form of them or the graded run gave no verdict.
     """
 
     resolved: bool
