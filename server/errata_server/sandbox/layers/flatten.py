@@ -65,7 +65,7 @@ class Merge:
         self.form = form
         self._target = target
         self._scratch = scratch
-        self._copies: dict[tuple[int, int], int] = {}
+        self._copies: dict[int, int] = {}
         self._times: dict[int, _Times] = {}
 
     def __enter__(self) -> Self:
@@ -216,38 +216,31 @@ def _remove_entry(name: str, fd: int, scratch: Path) -> None:
     remove_tree(scratch)
 
 
-def _link(visit: Visit, fd: int, copies: dict[tuple[int, int], int]) -> None:
+def _link(visit: Visit, fd: int, copies: dict[int, int]) -> None:
     """Make a hard link to an entry of a layer in the target directory, or a copy if that cannot be.
 
     Args:
         visit: The entry.
         fd: Descriptor of the target directory.
-        copies: Descriptors of copies by device and inode of the original. A file system limits the links of a file
-            (ext4: 65,000); when the limit is reached, further links are to a copy.
+        copies: Descriptors of copies by inode of the original. A file system limits the links of a file (ext4: 65,000);
+            when the limit is reached, further links are to a copy.
     """
-    key = (visit.info.st_dev, visit.info.st_ino)
-    elsewhere = False
     try:
-        copy = copies.get(key)
+        copy = copies.get(visit.info.st_ino)
         if copy is None:
             os.link(visit.name, visit.name, src_dir_fd=visit.dir_fd, dst_dir_fd=fd, follow_symlinks=False)
         else:
             os.link(f"/proc/self/fd/{copy}", visit.name, dst_dir_fd=fd, follow_symlinks=True)
         return
     except OSError as error:
-        elsewhere = error.errno == errno.EXDEV  # the base tree may be on another file system
-        if error.errno != errno.EMLINK and not elsewhere:
+        if error.errno not in (errno.EMLINK, errno.EXDEV):  # EXDEV: a file of the base tree, which may lie elsewhere
             raise
     info = visit.info
     if stat.S_ISREG(info.st_mode):
-        old = copies.pop(key, None)
+        old = copies.pop(info.st_ino, None)
         if old is not None:
             os.close(old)
-        copied = _copy(visit, fd)
-        if elsewhere:  # each name is a file of its own: no descriptor is kept for every file of a tree
-            os.close(copied)
-        else:
-            copies[key] = copied
+        copies[info.st_ino] = _copy(visit, fd)
     elif stat.S_ISLNK(info.st_mode):
         os.symlink(os.readlink(visit.name, dir_fd=visit.dir_fd), visit.name, dir_fd=fd)
         os.chown(visit.name, info.st_uid, info.st_gid, dir_fd=fd, follow_symlinks=False)
