@@ -17,17 +17,12 @@ class OverlayForm:
 
     prefix: str
     owner: int | None
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
 
     @property
     def opaque(self) -> str:
         """Name of the attribute of an opaque directory, which hides the same directory of lower layers."""
         return f"{self.prefix}opaque"
-
-    @property
-    def redirect(self) -> str | None:
-        """Name of the attribute of a moved directory; None in rootless mode, where the kernel has no such thing."""
-        return f"{self.prefix}redirect" if self.owner is None else None
 
     def is_private(self, name: str) -> bool:
         """Return whether an extended attribute is overlayfs' own rather than the agent's.
@@ -37,9 +32,9 @@ class OverlayForm:
         return name.startswith(self.prefix) and not name.startswith(f"{self.prefix}overlay.")
 
 
-ROOT_FORM = OverlayForm("trusted.overlay.", None, ("redirect_dir=on",))
+ROOT_FORM = OverlayForm("trusted.overlay.", None)
 
 
 def rootless_form(owner: int) -> OverlayForm:
     """Return the form of rootless mode, where one user owns all files and digests use ``owner``, the agent's uid."""
-    return OverlayForm("user.overlay.", owner, ("redirect_dir=nofollow", "userxattr"))
+    return OverlayForm("user.overlay.", owner, ("userxattr",))

@@ -133,35 +133,17 @@ def _next_data(fd: int, at: int, size: int) -> int:
     return data - data % len(_ZEROS)
 
 
-class MovedDirectories(Exception):
-    """A layer has directories whose files are at another place of the layers below it: `layers.moved`."""
-
-
 def is_opaque(visit: Visit, form: OverlayForm) -> bool:
     """Return whether a directory of a layer hides the same directory of lower layers."""
-    return moved_from(visit, form)[0]
-
-
-def moved_from(visit: Visit, form: OverlayForm) -> tuple[bool, bytes | None]:
-    """Return whether a directory of a layer is opaque, and where its files of lower layers are, if it was moved.
-
-    The place is a path from the root, or a name in the same directory; None for the directory's own path.
-    """
     fd = os.open(visit.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=visit.dir_fd)
     try:
-        opaque = _attribute(fd, form.opaque) in (b"y", b"x")
-        return opaque, _attribute(fd, form.redirect) if form.redirect else None
-    finally:
-        os.close(fd)
-
-
-def _attribute(fd: int, name: str) -> bytes | None:
-    try:
-        return os.getxattr(fd, name)
+        return os.getxattr(fd, form.opaque) in (b"y", b"x")
     except OSError as error:
         if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
-            return None
+            return False
         raise
+    finally:
+        os.close(fd)
 
 
 def scan(upper: Path, form: OverlayForm = ROOT_FORM) -> Node:
@@ -172,7 +154,6 @@ def scan(upper: Path, form: OverlayForm = ROOT_FORM) -> Node:
         form: Its on-disk form.
 
     Raises:
-        MovedDirectories: It has some.
         OSError: It cannot be read.
     """
     open_dirs: list[tuple[str, dict[str, Node]]] = [("", {})]
@@ -191,9 +172,7 @@ def scan(upper: Path, form: OverlayForm = ROOT_FORM) -> Node:
         if inode:
             seen[inode] = kind, mark
         below: dict[str, Node] = {}
-        opaque, moved = moved_from(visit, form) if kind == b"d" else (False, None)
-        if moved is not None:
-            raise MovedDirectories
+        opaque = kind == b"d" and is_opaque(visit, form)
         children[visit.name] = Node(kind, mark, opaque, below if kind == b"d" else _EMPTY)
         if kind == b"d":
             open_dirs.append((visit.name, below))

@@ -8,8 +8,6 @@ import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
 
 from ..files.overlay_form import ROOT_FORM, OverlayForm
 from ..files.trees import is_opaque
@@ -34,91 +32,20 @@ def flatten(layers: Sequence[Path], target: Path, scratch: Path, base: Path, for
     Raises:
         OSError: A file system operation failed, e.g. because the disk is full.
     """
-    with Merge(target, scratch, form) as merge:
+    target.mkdir(mode=0o755)
+    copies: dict[int, int] = {}
+    times: dict[int, _Times] = {}
+    try:
         for layer in layers:
-            merge.add(layer)
-        _drop_unneeded_whiteouts(target, base, form)
-
-
-class Moves(Protocol):
-    """Knows the directories of a layer whose files in lower layers are at another place."""
-
-    def keeps_whiteout(self, visit: Visit) -> bool:
-        """Return whether a whiteout of the layer is kept."""
-        ...
-
-    def enter(self, visit: Visit) -> Path | None:
-        """Return a directory with the files of lower layers for a directory of the layer, which then is opaque."""
-        ...
-
-
-class Merge:
-    """Merges layers into a new directory, in a ``with`` statement; its directories get the layers' times at the end.
-
-    Args:
-        target: The directory to make.
-        scratch: Unused path on the same file system, for trees that are being removed.
-        form: On-disk form of the layers.
-    """
-
-    def __init__(self, target: Path, scratch: Path, form: OverlayForm) -> None:
-        self.form = form
-        self._target = target
-        self._scratch = scratch
-        self._copies: dict[int, int] = {}
-        self._times: dict[int, _Times] = {}
-
-    def __enter__(self) -> Self:
-        self._target.mkdir(mode=0o755)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for fd in self._copies.values():
+            _merge_layer(layer, target, scratch, copies, times, form)
+    finally:
+        for fd in copies.values():
             os.close(fd)
-        if kind is None:
-            # Last, because every link made or removed in a directory changes its times.
-            for visit in walk(self._target, leaving=True):
-                if visit.leaving:
-                    times = self._times[visit.info.st_ino]
-                    os.utime(visit.name, ns=times, dir_fd=visit.dir_fd, follow_symlinks=False)
-
-    def add(self, layer: Path | str, moves: Moves | None = None, into: Path | None = None) -> None:
-        """Merge one layer over what is there.
-
-        Args:
-            layer: Upper directory of an overlay.
-            moves: Its moved directories.
-            into: Directory to merge it into in place of the target; whiteouts remove there what they hide.
-        """
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        # The descriptor follows the walk of the layer through the same directories of the target.
-        fd = os.open(into or self._target, flags)
-        try:
-            for visit in walk(layer, leaving=True):
-                if visit.leaving:
-                    up = os.open("..", flags, dir_fd=fd)
-                    os.close(fd)
-                    fd = up
-                elif visit.is_dir:
-                    settled = moves.enter(visit) if moves else None
-                    if settled is not None:
-                        _remove_entry(visit.name, fd, self._scratch)
-                        os.setxattr(settled, self.form.opaque, b"y")
-                        os.rename(settled, visit.name, dst_dir_fd=fd)
-                    _enter_dir(visit, fd, self._scratch, self.form)
-                    below = os.open(visit.name, flags, dir_fd=fd)
-                    self._times[os.fstat(below).st_ino] = (visit.info.st_atime_ns, visit.info.st_mtime_ns)
-                    os.close(fd)
-                    fd = below
-                else:
-                    _remove_entry(visit.name, fd, self._scratch)
-                    is_whiteout = stat.S_ISCHR(visit.info.st_mode) and visit.info.st_rdev == 0
-                    if not is_whiteout or (moves.keeps_whiteout(visit) if moves else into is None):
-                        _link(visit, fd, self._copies)
-        finally:
-            os.close(fd)
+    _drop_unneeded_whiteouts(target, base, form)
+    # Last, because every link made or removed in a directory changes its times.
+    for visit in walk(target, leaving=True):
+        if visit.leaving:
+            os.utime(visit.name, ns=times[visit.info.st_ino], dir_fd=visit.dir_fd, follow_symlinks=False)
 
 
 def _drop_unneeded_whiteouts(target: Path, base: Path, form: OverlayForm) -> None:
@@ -171,6 +98,41 @@ def _exists(name: str, under: int | None) -> bool:
     return True
 
 
+def _merge_layer(
+    layer: Path, target: Path, scratch: Path, copies: dict[int, int], times: dict[int, _Times], form: OverlayForm
+) -> None:
+    """Merge one layer over the target.
+
+    Args:
+        layer: Upper directory of an overlay.
+        target: The directory that is being made.
+        scratch: Unused path for trees that are being removed.
+        copies: See `_link`; shared by all layers.
+        times: Gets the access and modification times of the layer's directories by inode of the target's directory.
+        form: On-disk form of the layer.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    # The descriptor follows the walk of the layer through the same directories of the target.
+    fd = os.open(target, flags)
+    try:
+        for visit in walk(layer, leaving=True):
+            if visit.leaving:
+                up = os.open("..", flags, dir_fd=fd)
+                os.close(fd)
+                fd = up
+            elif visit.is_dir:
+                _enter_dir(visit, fd, scratch, form)
+                below = os.open(visit.name, flags, dir_fd=fd)
+                times[os.fstat(below).st_ino] = (visit.info.st_atime_ns, visit.info.st_mtime_ns)
+                os.close(fd)
+                fd = below
+            else:
+                _remove_entry(visit.name, fd, scratch)
+                _link(visit, fd, copies)
+    finally:
+        os.close(fd)
+
+
 def _enter_dir(visit: Visit, fd: int, scratch: Path, form: OverlayForm) -> None:
     """Make a directory of a layer in the target, or change an existing one, with the layer's owner and mode.
 
@@ -217,7 +179,7 @@ def _remove_entry(name: str, fd: int, scratch: Path) -> None:
 
 
 def _link(visit: Visit, fd: int, copies: dict[int, int]) -> None:
-    """Make a hard link to an entry of a layer in the target directory, or a copy if that cannot be.
+    """Make a hard link to an entry of a layer in the target directory, or a copy if it has too many links.
 
     Args:
         visit: The entry.
@@ -233,7 +195,7 @@ def _link(visit: Visit, fd: int, copies: dict[int, int]) -> None:
             os.link(f"/proc/self/fd/{copy}", visit.name, dst_dir_fd=fd, follow_symlinks=True)
         return
     except OSError as error:
-        if error.errno not in (errno.EMLINK, errno.EXDEV):  # EXDEV: a file of the base tree, which may lie elsewhere
+        if error.errno != errno.EMLINK:
             raise
     info = visit.info
     if stat.S_ISREG(info.st_mode):

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import secrets
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
@@ -31,23 +30,10 @@ from errata_protocol.names import LAYER
 from ..base_trees.tree import BaseTree
 from ..files import as_owner
 from ..files.overlay_form import ROOT_FORM, OverlayForm
-from ..files.trees import (
-    ROOT,
-    MovedDirectories,
-    Node,
-    fold,
-    own_entries,
-    pack,
-    scan,
-    scan_packed,
-    tree_digest,
-    unpack,
-)
+from ..files.trees import ROOT, Node, fold, own_entries, pack, scan, scan_packed, tree_digest, unpack
 from ..files.walk import Usage, remove_tree
-from ..files.walk import usage as count
 from ..spec import WORKSPACE
 from .flatten import flatten
-from .moved import settle
 
 MAX_CHAIN = 48
 """Length of a chain of layers at which the next layer gets an ``f`` directory."""
@@ -230,28 +216,7 @@ class LayerStore:
         if upper is None and parent:
             return self.meta(parent).merged
         tree = self.tree(parent)
-        if upper is not None:
-            try:
-                tree = fold(tree, self._scan(upper))
-            except MovedDirectories:
-                settled = self._settled(upper, parent, base)
-                try:
-                    tree = fold(tree, self._scan(settled))
-                finally:
-                    remove_tree(settled)
-        return self._digest(tree, base)
-
-    def _settled(self, upper: Path, parent: str, base: BaseTree) -> Path:
-        """Return a new directory with the changes of ``upper`` that has no moved directories."""
-        target = self.trash / f"settled-{secrets.token_hex(8)}"
-        lowers = [*(self.root / lower for lower in self.lowers(parent)), base.root]
-        try:
-            settle(upper, lowers, target, target.with_name(f"{target.name}-old"), self._form)
-        except BaseException:
-            for path in self.trash.glob(f"{target.name}*"):
-                remove_tree(path)
-            raise
-        return target
+        return self._digest(tree if upper is None else fold(tree, self._scan(upper)), base)
 
     def _scan(self, upper: Path) -> Node:
         if self._form.owner is None:
@@ -270,7 +235,6 @@ class LayerStore:
         *,
         workdir: str = WORKSPACE,
         writable: tuple[str, ...] = (),
-        may_settle: bool = True,
     ) -> LayerMeta:
         """Make a layer from an upper directory, which is moved into it.
 
@@ -281,23 +245,13 @@ class LayerStore:
             usage: Size of ``upper``.
             workdir: See `LayerMeta`.
             writable: See `LayerMeta`.
-            may_settle: Give moved directories their files, which takes time by the number of these.
 
         Raises:
-            MovedDirectories: ``upper`` has some, and ``may_settle`` is False.
             SandboxFailed: A layer of the chain does not exist.
             OSError: A file system operation failed. ``upper`` stays where it was, unless only the final rename or the
                 sync failed.
         """
-        content = upper
-        try:
-            changes = self._scan(upper)
-        except MovedDirectories:
-            if not may_settle:
-                raise
-            content = self._settled(upper, parent, base)
-            changes = self._scan(content)
-            usage = count(content, max_entries=sys.maxsize, max_bytes=sys.maxsize)
+        changes = self._scan(upper)
         tree = fold(self.tree(parent), changes)
         merged = self._digest(tree, base)
         below = self.meta(parent) if parent else None
@@ -327,18 +281,16 @@ class LayerStore:
             if meta.chain == 1 and parent:
                 (made / "ftree").write_bytes(pack(tree))
                 lowers = [self.root / lower for lower in reversed(self.lowers(parent))]
-                arguments = ([*lowers, content], made / "f", made / "shared", base.root, self._form)
+                arguments = ([*lowers, upper], made / "f", made / "shared", base.root, self._form)
                 if self._form.owner is None:
                     flatten(*arguments)
                 else:  # it makes directories whose modes deny their owner access, and writes into them
                     as_owner.call_in_namespace(flatten, *arguments)
-            content.rename(made / "d")
+            upper.rename(made / "d")
         except BaseException:
             as_owner.call(remove_tree, made)
             raise
         made.rename(self.root / name)
-        if content is not upper:
-            remove_tree(upper)
         if self._sync:
             _sync_file_system(self.root)
         self._remember(meta)

@@ -47,7 +47,7 @@ from .sandbox import NamespaceSandbox
 
 log = logging.getLogger("errata.sandbox")
 
-_OVERLAY_OPTIONS = "metacopy=off,index=off,volatile"
+_OVERLAY_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,volatile"
 """All given explicitly, because defaults differ between distributions. Without ``volatile`` the unmount after a command
 would sync the whole file system of the data directory; `LayerStore.freeze` syncs when asked to."""
 

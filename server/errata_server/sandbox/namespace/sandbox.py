@@ -22,7 +22,6 @@ from .. import shell_state
 from ..base import CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
 from ..base_trees.tree import BaseTree
 from ..files import as_owner
-from ..files.trees import MovedDirectories
 from ..files.walk import Usage, usage
 from ..host.cgroups import Cgroups, Counters
 from ..host.descriptors import INLINE_BYTES, append_only, close_all, large_memory_file
@@ -545,11 +544,8 @@ class NamespaceSandbox(Sandbox):
         small = self._usage.entries + self._usage.whiteouts <= _INLINE_ENTRIES
         small = small and self._usage.size_bytes <= _INLINE_BYTES
         try:
-            try:
-                # For a few small files a thread would cost more than the work.
-                meta = freeze(may_settle=False) if small else await asyncio.to_thread(freeze)
-            except MovedDirectories:
-                meta = await asyncio.to_thread(freeze)
+            # For a few small files a thread would cost more than the work.
+            meta = freeze() if small else await asyncio.to_thread(freeze)
         except OSError as error:
             raise SandboxFailed(f"a layer could not be written: {explained(error)}") from error
         self.layer = meta.id
