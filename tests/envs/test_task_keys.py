@@ -16,7 +16,6 @@ REFUSED = {
     "steps": '[[steps]]\nname = "one"\n',
     "[environment] os": '[environment]\nos = "windows"\n',
     "[environment] gpus": "[environment]\ngpus = 1\n",
-    "[environment] gpu_types": '[environment]\ngpu_types = ["H100"]\n',
     "[environment] tpu": '[environment.tpu]\ntype = "v5e"\n',
     "[environment] mcp_servers": '[[environment.mcp_servers]]\nname = "files"\n',
     "[environment] skills_dir": '[environment]\nskills_dir = "/skills"\n',
@@ -60,7 +59,7 @@ def test_every_key_of_an_ordinary_task_is_accepted(tmp_path: Path) -> None:
         '[[task.authors]]\nname = "A"\n[metadata]\nanything = { at = "all" }\n'
         '[verifier]\ntimeout_sec = 60\nuser = "root"\nenvironment_mode = "shared"\n'
         '[agent]\ntimeout_sec = 60\nuser = "agent"\n'
-        '[environment]\nos = "Linux"\ncpus = 2\nmemory_mb = 2048\nstorage_mb = 1\ngpus = 0\ngpu_types = []\n'
+        '[environment]\nos = "Linux"\ncpus = 2\nmemory_mb = 2048\nstorage_mb = 1\ngpus = 0\ngpu_types = ["H100"]\n'
         "allow_internet = false\nmcp_servers = []\nbuild_timeout_sec = 600.0\n[environment.env]\n[solution.env]\n"
     )
     for text in (toml, TOML):
@@ -84,6 +83,9 @@ def variables(root: Path, table: str, value: str) -> Task:
         ("${MODE:-lenient}", "strict"),
         ("${NOT_SET:-a:-b c}", "a:-b c"),
         ("${NOT_SET:-}", ""),
+        ("${NOT_SET:-{'a': [1, {}]}}", "{'a': [1, {}]}"),
+        ("${NOT_SET:-${MODE}}", "strict"),
+        ("${MODE:-${NOT_SET}}", "strict"),
         ("http://${NOT_SET:-localhost}:${PORT_OF_IT:-80}/", "http://localhost:80/"),
     ],
 )
@@ -98,7 +100,12 @@ def test_templates_are_resolved_in_each_table_of_variables(
 
 
 @pytest.mark.parametrize(
-    "name", ["ERRATA_ANYTHING", "OPENAI_API_KEY", "HF_TOKEN", "PGPASSWORD", "DATABASE_URL", "PATH", "HOME"]
+    "name",
+    [
+        *("ERRATA_ANYTHING", "OPENAI_API_KEY", "HF_TOKEN", "PGPASSWORD", "DATABASE_URL", "PATH", "HOME", "JWT", "PAT"),
+        *("AZURE_STORAGE_CONNECTION_STRING", "SLACK_WEBHOOK", "DATABASEURL", "MONGODB", "REDIS", "SIGNING_SALT"),
+        *("HOSTNAME", "LOGNAME", "SSH_CLIENT", "KUBECONFIG", "XDG_RUNTIME_DIR", "VIRTUAL_ENV", "OTP_SEED", "CONN_STR"),
+    ],
 )
 def test_a_task_cannot_read_a_secret_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "hidden-value")

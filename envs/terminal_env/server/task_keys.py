@@ -17,10 +17,14 @@ VARIABLES_VARIABLE = "ERRATA_TASK_VARIABLES"
 environment, separated by commas."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TEMPLATE = re.compile(r"\$\{([^{}]*)\}")
+_BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_TEMPLATE = re.compile(rf"\$\{{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{{}}]|{_BRACES})*))?\}}")
+"""A variable, or a variable and its default, in which braces are in pairs."""
 _WITHHELD = re.compile(
-    r"^(?:ERRATA_.*|(?:.*_)?PATH|HOME|USER|SHELL|TMPDIR)$"
-    r"|KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|COOKIE|SESSION|PRIVATE|CERT|DSN|_URL$|_URI$|_PAT$|PROXY",
+    r"^(?:(?:ERRATA|SSH|SUDO|KUBE\w*|XDG|AWS|AZURE|GCP|GOOGLE|DOCKER|GIT|PG|MYSQL|VIRTUAL)_.*"
+    r"|(?:.*_)?PATH|HOME|USER\w*|LOGNAME|SHELL|TMPDIR|HOSTNAME|MAIL|PAT|KUBECONFIG|PG[A-Z]+)$"
+    r"|KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|COOKIE|SESSION|PRIVATE|CERT|DSN|URL|URI|_PAT$|PROXY|CONN|WEBHOOK|JWT|BEARER"
+    r"|DATABASE|_DB$|MONGO|REDIS|SALT|SEED|SIGN|OTP|HASH",
     re.IGNORECASE,
 )
 
@@ -58,7 +62,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[Callable[[Any], bool], str]]] = {
         **dict.fromkeys(("allow_internet", "network_mode", "allowed_hosts"), _NETWORK),
         "os": (_is("linux", ""), "sandboxes are Linux"),
         "gpus": (_off, "sandboxes have no GPU"),
-        "gpu_types": (_off, "sandboxes have no GPU"),
+        "gpu_types": (_any, ""),  # says nothing without gpus
         "tpu": (_off, "sandboxes have no TPU"),
         "mcp_servers": (_off, "the agent has a shell and no other tools: do without them"),
         "skills_dir": (_off, "the agent gets its instruction only: copy what it needs in the Dockerfile"),
@@ -122,8 +126,8 @@ def variables(config: Mapping[str, Any], table: str) -> dict[str, str]:
     """Return the variables in the table ``env`` of a table, with templates resolved.
 
     ``${NAME}`` is the value of that variable in the server's environment, and ``${NAME:-default}`` is the default where
-    it is not set. A name of the machine's own, or that looks like a secret's, is read only if `VARIABLES_VARIABLE`
-    allows it, because the author of a task is not trusted with the operator's secrets.
+    it is not set, with its own templates resolved. A name of the machine's own, or that looks like a secret's, is read
+    only if `VARIABLES_VARIABLE` allows it, because the author of a task is not trusted with the operator's secrets.
 
     Args:
         config: The tables of the file.
@@ -142,21 +146,26 @@ def variables(config: Mapping[str, Any], table: str) -> dict[str, str]:
         if not isinstance(value, str | int | float) or "\0" in str(value):
             raise KeyRefused(f"[{table}.env] {name} must be text or a number, without NUL characters")
         try:
-            found[name] = _TEMPLATE.sub(_value, str(value))
+            found[name] = _resolved(str(value))
         except KeyRefused as error:
             raise KeyRefused(f"[{table}.env] {name}: {error}") from None
     return found
 
 
+def _resolved(text: str) -> str:
+    rest = _TEMPLATE.sub("", text)
+    if "${" in rest:
+        raise KeyRefused(f"{rest[rest.index('${') :][:80]} is neither ${{NAME}} nor ${{NAME:-default}}")
+    return _TEMPLATE.sub(_value, text)
+
+
 def _value(template: re.Match[str]) -> str:
-    name, has_default, default = template[1].partition(":-")
-    if not _VARIABLE.fullmatch(name):
-        raise KeyRefused(f"{template[0][:80]} is neither ${{NAME}} nor ${{NAME:-default}}")
+    name, default = template[1], template[2]
     value = os.environ.get(name)
     if value is None:
-        if not has_default:
+        if default is None:
             raise KeyRefused(f"{name} is not set in this environment: set it, or give it a default")
-        return default
+        return _resolved(default)
     allowed = {part.strip() for part in os.environ.get(VARIABLES_VARIABLE, "").split(",")}
     if _WITHHELD.search(name) and name not in allowed:
         raise KeyRefused(

@@ -390,9 +390,11 @@ def _score(value: float, most: float = 1.0) -> float:
     if abs(share - near) <= _ROUNDING:
         return near
     if not 0.0 < share < 1.0:
-        above = "" if value < 0 else f", or declare the most that it gives in task.toml: [errata] max_score = {value:g}"
+        above = (
+            "" if value < 0 else f", or declare the most that it gives in task.toml: [errata] max_score = {value:.12g}"
+        )
         raise ScoreRefused(
-            f"its score {value:g} is not between 0 and {most:g}: divide points by their maximum and write 0 "
+            f"its score {value:.12g} is not between 0 and {most:g}: divide points by their maximum and write 0 "
             f"for less than nothing{above}"
         )
     return share

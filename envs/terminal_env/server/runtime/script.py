@@ -149,7 +149,6 @@ def reward(logs):
     As in Harbor, reward.txt decides where both files are there. What was found is None without a reward file, and ""
     for a file that is empty or not regular: then whatever was to write a number did not.
     """
-    found = None
     for name in ("reward.txt", "reward.json"):
         try:
             fd = os.open(os.path.join(logs, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -160,17 +159,23 @@ def reward(logs):
         except OSError:  # a symbolic link, a directory
             raw = b""
         if not raw:
-            found = ""
-            continue
+            return None, ""
         try:
-            value = json.loads(raw) if name.endswith(".json") else raw.decode()
-            value = float(value["reward"] if isinstance(value, dict) else value)
-            if math.isfinite(value):
-                return value, None
+            value = json.loads(raw) if name.endswith(".json") else printed_number(raw.decode())
+            value = value["reward"] if isinstance(value, dict) else value
+            if type(value) in (int, float) and math.isfinite(float(value)):
+                return float(value), None
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             pass
         return None, f"{name} says {raw[:200].decode('utf-8', 'replace')!a}"
-    return None, found
+    return None, None
+
+
+def printed_number(text):
+    """Return a number as programs print it, also ``.5`` and ``1.``; not ``1_0``, which Python takes too."""
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)
 
 
 def descendants():
