@@ -17,7 +17,7 @@ ROOTS = ("", "src/", "lib/")
 MOST_NAMES = 500
 """Most names that are followed at one level."""
 
-_ASSERTS = re.compile(r"_*(assert|raises|warns|expect|approx$|deprecated_call$|fail$)", re.IGNORECASE)
+_ASSERTS = re.compile(r"_*(assert|raises|warns|expect|verify|approx$|deprecated_call$|fail$)", re.IGNORECASE)
 _CASES = re.compile(r"(TestCase|TestsBase|TestBase|Case|TestMixin|TestsMixin)$")
 _PLUGIN = re.compile(r"[\w-]+[\"']?\s*=\s*[\"']?([A-Za-z_][\w.]*)")
 _PLUGIN_LINES = 20
@@ -59,8 +59,8 @@ def asserted(sources: Mapping[str, str]) -> tuple[Name, ...]:
         imported = _imports(tree, path)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                uses = [base for base in node.bases if _CASES.search(_last(base))]
-            elif isinstance(node, ast.Call) and _ASSERTS.match(_last(node.func)):
+                uses = [base for base in node.bases if _CASES.search(_last(base, imported))]
+            elif isinstance(node, ast.Call) and _ASSERTS.match(_last(node.func, imported)):
                 uses = [node.func]
             else:
                 continue
@@ -106,6 +106,9 @@ def followed(names: Iterable[Name], sources: Mapping[str, str]) -> tuple[tuple[s
             further[imported[attribute]] = None
         elif not attribute or tree is None or attribute in _defined(tree):
             defining[path] = None
+            for node in [] if tree is None else tree.body:
+                if isinstance(node, ast.ClassDef) and node.name == attribute:  # it judges with what it inherits
+                    further.update(dict.fromkeys(found for base in node.bases for found in _resolved(base, imported)))
         else:
             further.update(dict.fromkeys((module, attribute) for module, star in imported.values() if star == "*"))
     return tuple(defining), tuple(further)[:MOST_NAMES]
@@ -138,9 +141,11 @@ def _imports(tree: ast.Module, path: str) -> dict[str, Name]:
     return found
 
 
-def _last(node: ast.expr) -> str:
-    """Return the last part of a dotted name; an empty text for another expression."""
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+def _last(node: ast.expr, imported: Mapping[str, Name]) -> str:
+    """Return the last part of a dotted name, as it was before an import renamed it; empty for another expression."""
+    if isinstance(node, ast.Name):
+        return imported[node.id][1] if node.id in imported else node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _resolved(node: ast.expr, imported: Mapping[str, Name]) -> list[Name]:

@@ -170,7 +170,7 @@ def judge(
         success: list[str] = []
         failure: list[str] = []
         for test in tests:
-            key = _key(test, statuses, cut)
+            key = logged_name(test, statuses, cut)
             done = _failed_not(test, statuses) if fail_only else _passed(statuses.get(key or ""), pass_to_pass, rules)
             if done is not None:
                 (success if done else failure).append(test)
@@ -252,7 +252,7 @@ def _ran(content: str) -> bool:
     return any(set(found[1]) & set("123456789") for found in _RAN_COUNT.finditer(content))
 
 
-def _key(test: str, statuses: Mapping[str, str], cut: bool) -> str | None:
+def logged_name(test: str, statuses: Mapping[str, str], cut: bool) -> str | None:
     """Return the name under which the log has a test; None where it has none.
 
     Args:

@@ -101,7 +101,10 @@ def changes(base: Survey, survey: Survey, files: Collection[str], repaired: Coll
     A helper that the gold patch changes is code under test: its key is in ``repaired``.
     """
     tests, configuration, helpers = [], [], []
-    judging = {module_of(path) for path, (kind, _) in base.items() if kind == "helper"}.difference(repaired)
+    before_helpers = {(module_of(path), digest) for path, (kind, digest) in base.items() if kind == "helper"}
+    after_helpers = {(module_of(path), digest) for path, (kind, digest) in survey.items() if kind == "helper"}
+    moved = before_helpers & after_helpers  # the same module with the same text, wherever it lies
+    judging = {module for module, _ in before_helpers}.difference(repaired)
     for path in dict.fromkeys((*base, *survey)):
         before, after = base.get(path), survey.get(path)
         if before == after or path in files:
@@ -111,7 +114,8 @@ def changes(base: Survey, survey: Survey, files: Collection[str], repaired: Coll
             if before is not None:
                 tests.append(path)
         elif kind == "helper":
-            if module_of(path) in judging:
+            module, digest = module_of(path), (after or before or ("", ""))[1]
+            if module in judging and (module, digest) not in moved:
                 helpers.append(path)
         elif before is None or kind != "module":
             configuration.append(path)

@@ -1,9 +1,9 @@
 """Twins of the hidden tests: the same modules, in which the tests of FAIL_TO_PASS expect something else.
 
 A twin runs beside the graded run, and nothing but what its tests expect distinguishes the two. On a state that is not
-repaired both fail in the same tests. Whatever makes the hidden tests pass there without a repair, also an object that
-is equal to everything, makes those of the twin pass, and no code without knowledge of the tests can tell which of the
-two runs it is in. On a repaired state the twin's tests fail. Pure: texts in, texts and verdict out.
+repaired both fail in the same tests, as far as whole functions are in FAIL_TO_PASS. What makes the hidden tests pass
+there whatever they expect, such as a runner that reports no failures or an object that is equal to everything, makes
+those of the twin pass. On a repaired state the twin's tests fail. Pure: texts in, texts and verdict out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ..dataset import Instance
 from ..rules.log_parsers import ERROR, FAILED, PASSED, XFAIL, LogUnreadable, parse_log, parser_name
-from ..rules.verdict import forged_markers
+from ..rules.verdict import forged_markers, logged_name
 
 _Span = tuple[int, int, int, int]
 """First line, offset in it, last line, offset in it: lines from 0, offsets in bytes of UTF-8, as in a syntax tree."""
@@ -31,11 +31,13 @@ class _Change:
         span: Place of the other text.
         text: The text.
         value: Whether an expected value changes.
+        sure: Whether no honest state can satisfy both the text and the other one.
     """
 
     span: _Span
     text: str
     value: bool = False
+    sure: bool = True
 
 
 _OPERATORS: Mapping[type[ast.cmpop], tuple[re.Pattern[str], str]] = {
@@ -66,11 +68,18 @@ _OPPOSITE_CALLS = {
     "assertIsNotNone": "assertIsNone",
     "assertIsInstance": "assertNotIsInstance",
 }
-_EQUAL_CALLS = re.compile(r"assert(\w*Equals?|_\w*equal)$")
+_EQUAL_CALLS = re.compile(
+    r"assert(|List|Dict|Tuple|Set|Count|Sequence|MultiLine|HTML|XML|JSON|Queryset|QuerySet)Equals?$"
+)
+_TOLERANT = re.compile(r"approx|close|almost|\bANY\b", re.IGNORECASE)
 _BESIDE = ("0", "1", "None", "True")
-_WRAPPED = ("[{}]", "({},)", "({}, 0)", "({}, None)", "[{}, 1]")
-_EXCEPTIONS = ("ZeroDivisionError", "EOFError", "FloatingPointError", "BufferError", "RecursionError")
-"""Exceptions from which nobody derives others: a test that expects one of these instead of its own fails."""
+_WRAPPED = ("({}, 0)", "({}, None)", "[{}, 1]")
+"""A value among others: never in a list alone, with which arrays and scalars of numpy may be equal."""
+_DOTTED = re.compile(r"[A-Za-z_][\w.]*")
+_OTHER_LINES = re.compile(r"\r(?!\n)|\f")
+"""Ends of lines that a syntax tree counts otherwise than an editor."""
+_MANY_LINES = re.compile(r"#|\"{3}|'{3}")
+"""What may stand in an expression that cannot be written on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +89,12 @@ class Twin:
     Args:
         files: Text of the changed modules by path.
         tests: Tests of FAIL_TO_PASS that expect something else; they have to fail.
+        unsure: Those of them that an honest state may satisfy nevertheless.
     """
 
     files: Mapping[str, str]
     tests: tuple[str, ...]
+    unsure: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +142,34 @@ def twin(
         draw: Source of the choices; None for the system's.
     """
     draw = draw or random.SystemRandom()
-    words = " ".join(instance.fail_to_pass)
-    changed: dict[str, str] = {}
-    names: set[str] = set()
-    for path, text in sources.items():
-        found = _Module.of(text, words)
-        if found is not None:
-            changed[path] = found.changed(draw, ends)
-            names |= {function.name for function in found.functions}
-    tests = tuple(test for test in instance.fail_to_pass if any(re.search(rf"\b{name}\b", test) for name in names))
-    return Twin(changed, tests) if tests else None
+    modules = [found for path, text in sources.items() if (found := _Module.of(path, text)) is not None]
+    named: dict[str, list[_Test]] = {}
+    for module in modules:
+        for test in module.tests:
+            for name in {test.name, test.described}:
+                named.setdefault(name, []).append(test)
+    wanted: dict[_Test, list[str]] = {}
+    kept: set[_Test] = set()
+    for listed in instance.fail_to_pass:
+        for test in _tests_of(listed, named):
+            wanted.setdefault(test, []).append(listed)
+    for listed in instance.pass_to_pass:
+        kept.update(_tests_of(listed, named))
+    # A function of which only some cases are in FAIL_TO_PASS would fail in more cases than in the graded run.
+    changing = {test: ids for test, ids in wanted.items() if test not in kept} or wanted
+    files: dict[str, str] = {}
+    tests: set[str] = set()
+    unsure: set[str] = set()
+    for module in modules:
+        mine = [test for test in module.tests if test in changing]
+        made = module.changed(mine, draw, ends) if mine else None
+        if made is not None:
+            files[module.path], sure = made
+            for test in mine:
+                tests.update(changing[test])
+                unsure.update(() if test in sure else changing[test])
+    ordered = tuple(listed for listed in instance.fail_to_pass if listed in tests)
+    return Twin(files, ordered, frozenset(unsure)) if tests else None
 
 
 def shown(instance: Instance, runner: str, tests: Sequence[str], output: str, rules: int) -> Shown:
@@ -158,9 +187,10 @@ def shown(instance: Instance, runner: str, tests: Sequence[str], output: str, ru
         statuses = parse_log(text, parser_name(instance.repo, instance.log_parser if rules == 5 else "", runner), rules)
     except LogUnreadable:
         statuses = {}
+    results = {test: statuses.get(logged_name(test, statuses, rules == 5) or "") for test in tests}
     return Shown(
-        tuple(test for test in tests if statuses.get(test) in (PASSED, XFAIL)),
-        tuple(test for test in tests if statuses.get(test) in (FAILED, ERROR)),
+        tuple(test for test in tests if results[test] in (PASSED, XFAIL)),
+        tuple(test for test in tests if results[test] in (FAILED, ERROR)),
         forged_markers(output),
     )
 
@@ -182,58 +212,106 @@ def differences(control: Shown, found: Shown) -> tuple[str, ...]:
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Test:
+    """A test function.
+
+    Args:
+        path: Path of its module.
+        owner: Name of its class; empty without one.
+        node: Its definition.
+    """
+
+    path: str
+    owner: str
+    node: _Function
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def described(self) -> str:
+        """The first line of its docstring, by which unittest may name it."""
+        return (ast.get_docstring(self.node) or "").strip().split("\n", 1)[0]
+
+
+def _tests_of(listed: str, named: Mapping[str, Sequence[_Test]]) -> list[_Test]:
+    """Return the functions that an id of a list stands for: one, or several where the id does not tell."""
+    head = listed.split("[", 1)[0].rstrip()
+    parts = head.split("::")
+    if len(parts) > 1:
+        found = [test for test in named.get(parts[-1], ()) if test.path.endswith(parts[0])]
+        owner = parts[-2] if len(parts) > 2 else ""
+    else:
+        words = re.findall(r"\w+", head)
+        found = list(named.get(listed, ())) or [test for word in words[:1] for test in named.get(word, ())]
+        owner = next((test.owner for test in found if test.owner in words[1:]), "")
+    exact = [test for test in found if test.owner == owner]
+    return exact or (found if len(found) == 1 else [])  # a method may be of a base class
+
+
 class _Module:
     """A test module.
 
     Args:
-        source: Its text.
-        functions: Its tests that are to change.
+        path: Its path.
+        source: Its text, without a byte order mark.
+        tests: Its tests.
     """
 
-    def __init__(self, source: str, functions: Sequence[_Function]) -> None:
+    def __init__(self, path: str, source: str, tests: Sequence[_Test]) -> None:
+        self.path = path
         self.source = source
-        self.functions = functions
+        self.tests = tests
         self.lines = source.encode("utf-8", "surrogatepass").split(b"\n")
 
     @classmethod
-    def of(cls, source: str, words: str) -> _Module | None:
-        """Return a module with the tests that ``words`` names; None where there are none, or it cannot be read."""
+    def of(cls, path: str, source: str) -> _Module | None:
+        """Return a module with tests; None where it has none, or cannot be read."""
+        source = source.removeprefix("\ufeff")
         try:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
+        if _OTHER_LINES.search(source) or "\ufffd" in source:  # perhaps a byte that is no UTF-8
+            return None
         owners: list[ast.Module | ast.ClassDef] = [tree]
         owners += [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        functions = [
-            node
+        tests = [
+            _Test(path, owner.name if isinstance(owner, ast.ClassDef) else "", node)
             for owner in owners
             for node in owner.body
-            if isinstance(node, _Function) and node.name.startswith("test") and re.search(rf"\b{node.name}\b", words)
+            if isinstance(node, _Function) and node.name.startswith("test")
         ]
-        return cls(source, functions) if functions else None
+        return cls(path, source, tests) if tests else None
 
-    def changed(self, draw: random.Random, ends: bool) -> str:
-        """Return the module with one change in each of the tests."""
-        changes = []
-        for function in self.functions:
-            found = [] if ends else list(self._changes(function, draw))
+    def changed(self, tests: Sequence[_Test], draw: random.Random, ends: bool) -> tuple[str, set[_Test]] | None:
+        """Return the module with one change in each test, and the tests of which it is sure; None if it cannot be."""
+        changes: dict[_Test, _Change] = {}
+        for test in tests:
+            found = [] if ends else list(self._changes(test.node, draw))
             # A changed value also shows an object that is equal to everything; an opposite need not.
-            changes.append(draw.choice([change for change in found if change.value] or found or [_end(function, draw)]))
+            found = [change for change in found if change.value] or found
+            last = None if found else self._end(test.node, draw)
+            chosen = found if last is None else [last]
+            if chosen:
+                changes[test] = draw.choice(chosen)
         lines = list(self.lines)
-        for change in sorted(changes, key=lambda change: change.span, reverse=True):
-            first, begin, last, end = change.span
+        for change in sorted(changes.values(), key=lambda change: change.span, reverse=True):
+            first, begin, last_line, end = change.span
             text = change.text.encode("utf-8", "surrogatepass")
-            lines[first : last + 1] = [lines[first][:begin] + text + lines[last][end:]]
+            lines[first : last_line + 1] = [lines[first][:begin] + text + lines[last_line][end:]]
         made = b"\n".join(lines).decode("utf-8", "surrogatepass")
         try:
             ast.parse(made)
-        except SyntaxError:  # an operator in an unusual place, as behind a comment
-            return made if ends else self.changed(draw, ends=True)
-        return made
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # such as an operator behind a comment
+            return None if ends else self.changed(tests, draw, ends=True)
+        return made, {test for test, change in changes.items() if change.sure}
 
     def _changes(self, function: _Function, draw: random.Random) -> Iterator[_Change]:
         """Return the changes that a test can have, each of which makes it expect something else."""
-        for node in _statements(function):
+        for node in _certain(function.body):
             if isinstance(node, ast.Assert):
                 yield from self._of_assertion(node.test, draw)
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -243,13 +321,38 @@ class _Module:
                     if isinstance(item.context_expr, ast.Call):
                         yield from self._of_call(item.context_expr, draw)
 
+    def _end(self, function: _Function, draw: random.Random) -> _Change | None:
+        """Return a last statement of a function, which fails: the opposite of an expectation that it has anywhere.
+
+        Where the names of the expectation are not there, as of a loop that did not run, it fails as well.
+        """
+        last = function.body[-1]
+        if isinstance(last, ast.Return | ast.Raise):
+            return None
+        opposites = []
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assert):
+                text = self._text(_span(node.test))
+                if not _MANY_LINES.search(text):
+                    opposites.append(
+                        f"assert not ({' '.join(text.split())})" if "\n" in text else f"assert not ({text})"
+                    )
+        one, other = draw.sample(range(2, 400), 2)
+        statement = draw.choice(opposites) if opposites else f"assert {one} == {other}"
+        assert last.end_lineno is not None and last.end_col_offset is not None
+        before = self.lines[last.lineno - 1][: last.col_offset]
+        ahead = "; " if before.strip() else "\n" + before.decode("utf-8", "surrogatepass")
+        place = (last.end_lineno - 1, last.end_col_offset)
+        return _Change((*place, *place), ahead + statement)
+
     def _of_assertion(self, test: ast.expr, draw: random.Random) -> Iterator[_Change]:
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             left, right = test.left, test.comparators[0]
             if isinstance(test.ops[0], ast.Eq):
                 yield from self._of_values((right, left), draw)
             elif isinstance(test.ops[0], ast.In):
-                yield _Change(_span(left), f"({self._text(_span(left))}, {draw.choice(_BESIDE)})", value=True)
+                text = f"({self._text(_span(left))}, {draw.choice(_BESIDE)})"
+                yield _Change(_span(left), text, value=True, sure=False)
             between = (*_span(left)[2:], *_span(right)[:2])
             was, now = _OPERATORS[type(test.ops[0])]
             text = self._text(between)
@@ -266,22 +369,31 @@ class _Module:
     def _of_call(self, call: ast.Call, draw: random.Random) -> Iterator[_Change]:
         function = call.func
         name = getattr(function, "attr", getattr(function, "id", ""))
-        if _EQUAL_CALLS.match(name) and not name.startswith("assertNot"):
+        if _EQUAL_CALLS.match(name):
             yield from self._of_values(call.args[1::-1], draw)
         if name in _OPPOSITE_CALLS and isinstance(function, ast.Attribute):
             _, _, last, end = _span(function)
             yield _Change((last, end - len(name.encode()), last, end), _OPPOSITE_CALLS[name])
         elif re.match(r"(assert)?raises$", name, re.IGNORECASE) and call.args:
-            was = self._text(_span(call.args[0]))
-            yield _Change(_span(call.args[0]), draw.choice([other for other in _EXCEPTIONS if other not in was]))
+            expected = self._text(_span(call.args[0]))
+            if _DOTTED.fullmatch(expected):
+                # What raises it raises none of a class that is made here, whatever the classes above are.
+                made = f"type({expected}.__name__, ({expected},), {{}})"
+                yield _Change(_span(call.args[0]), made, value=True)
 
     def _of_values(self, values: Sequence[ast.expr], draw: random.Random) -> Iterator[_Change]:
-        """Return the changes of compared values: of literals, or else of the first, which comes into a list."""
+        """Return the changes of compared values: of a literal, else of a part of the first, or of it beside another."""
+        if not values or any(_TOLERANT.search(self._text(_span(value))) for value in values):
+            return
         found = [change for value in values for change in self._of_value(value, draw)]
+        if not found and not isinstance(values[0], ast.Starred):
+            inside = [node for node in ast.walk(values[0]) if isinstance(node, ast.Constant)]
+            if not isinstance(values[0], ast.JoinedStr):
+                found = [replace(change, sure=False) for node in inside for change in self._of_value(node, draw)]
+            if not found or draw.random() < 0.5:
+                span = _span(values[0])
+                found = [_Change(span, draw.choice(_WRAPPED).format(self._text(span)), value=True)]
         yield from found
-        if not found and values and not isinstance(values[0], ast.Starred):
-            span = _span(values[0])
-            yield _Change(span, draw.choice(_WRAPPED).format(self._text(span)), value=True)
 
     def _of_value(self, value: ast.expr, draw: random.Random) -> Iterator[_Change]:
         """Return the change of one part of a literal; nothing for another expression."""
@@ -310,26 +422,16 @@ def _span(node: ast.expr) -> _Span:
     return node.lineno - 1, node.col_offset, node.end_lineno - 1, node.end_col_offset
 
 
-def _end(function: _Function, draw: random.Random) -> _Change:
-    """Return a last statement of a function, which fails."""
-    last = function.body[-1]
-    assert last.end_lineno is not None and last.end_col_offset is not None
-    one, other = draw.sample(range(2, 400), 2)
-    ahead = "; " if function.body[0].lineno == function.lineno else "\n" + " " * function.body[0].col_offset
-    place = (last.end_lineno - 1, last.end_col_offset)
-    return _Change((*place, *place), f"{ahead}assert {one} == {other}")
-
-
-def _statements(function: _Function) -> Iterator[ast.stmt]:
-    """Return the statements that a call of a function may run, without those of functions inside it."""
-    waiting: list[ast.AST] = list(function.body)
+def _certain(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Return the statements that a call of a function with this body runs in any case."""
+    waiting = list(reversed(body))
     while waiting:
         node = waiting.pop()
-        if isinstance(node, _Function | ast.ClassDef | ast.expr):
-            continue
-        if isinstance(node, ast.stmt):
-            yield node
-        waiting.extend(ast.iter_child_nodes(node))
+        yield node
+        if isinstance(node, ast.With | ast.AsyncWith) and not any(
+            re.search("raises", ast.unparse(item.context_expr), re.IGNORECASE) for item in node.items
+        ):
+            waiting.extend(reversed(node.body))
 
 
 def _other_text(text: str, draw: random.Random) -> str:

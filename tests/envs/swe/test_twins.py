@@ -10,10 +10,12 @@ from dataclasses import replace
 import pytest
 
 from errata_server.sandbox.base import Backend
+from swe_bench_lite_env.dataset import Instance
 from swe_bench_lite_env.server import grading
 from swe_bench_lite_env.server.offered import bundled
 from swe_bench_lite_env.server.prepare.store import Store
 from swe_bench_lite_env.server.twins import Shown, Twin, differences, shown, twin
+from tests.counted_work import Costs
 
 from .red_team.attacks import Attack
 from .red_team.test_attacks import attacked, prepared
@@ -39,7 +41,7 @@ def changed(source: str, **options: int) -> list[str]:
     ("body", "wanted"),
     [
         ("assert f() == 5", "assert f() == 6|assert f() == 7|assert f() == 8"),
-        ("assert f() == g()", "[g()]|(g(),)|(g(), 0)|(g(), None)|[g(), 1]"),
+        ("assert f() == g()", "(g(), 0)|(g(), None)|[g(), 1]"),
         ("assert x != y", "assert x == y"),
         ("assert x <= y", "assert x > y"),
         ("assert x is None", "assert x is not None"),
@@ -51,13 +53,16 @@ def changed(source: str, **options: int) -> list[str]:
         ("self.assertTrue(x)", "self.assertFalse(x)"),
         ("self.assertIs(x, y, 'é')", "self.assertIsNot(x, y, 'é')"),
         ("self.assertEqual(f(x), True)", "self.assertEqual(f(x), False)"),
-        ("for _ in x:\n        assert not x", "    assert x"),
+        ("for _ in x:\n        assert f(_) == 1", "assert not (f(_) == 1)"),
+        ("if x:\n        self.assertEqual(x, 1)\n    assert x < y", "assert x >= y"),
+        ("self.assertAlmostEqual(x, 100, delta=5)\n    assert not x", "assert x"),
+        ("with pytest.raises(a.E):\n        f()", "with pytest.raises(type(a.E.__name__, (a.E,), {})):"),
     ],
 )
 def test_a_changed_test_expects_something_else(body: str, wanted: str) -> None:
     source = f"def test_a(self):\n    {body}\n\n\ndef test_b():\n    assert b == 1\n"
     seen = {line for seed in range(40) for line in changed(source, seed=seed)}
-    begin = "" if wanted.startswith(("a", "s", " ")) else "assert f() == "
+    begin = "" if wanted.startswith(("a", "s", "w")) else "assert f() == "
     assert seen and seen <= {f"    {begin}{one}" for one in wanted.split("|")}, seen
 
 
@@ -100,6 +105,50 @@ def test_tests_that_are_not_listed_or_not_there_have_no_twin() -> None:
 def test_tests_of_classes_however_deep_are_changed() -> None:
     source = "class A:\n    class B:\n        def test_a(self):\n            assert f() == 1\n"
     assert made(source).tests == ("test_m.py::test_a",)
+
+
+def test_a_function_is_told_by_its_file_and_class_and_kept_where_some_cases_have_to_pass() -> None:
+    source = (
+        "class A:\n    def test_a(self):\n        assert a\n\n\nclass B:\n    def test_a(self):\n        assert b\n\n\n"
+        "def test_c(x):\n    assert c\n\n\ndef test_d():\n    'Says more.'\n    assert d\n"
+    )
+    row = replace(
+        ROW,
+        fail_to_pass=("t/m.py::A::test_a", "t/m.py::test_c[1]", "Says more."),
+        pass_to_pass=("t/m.py::B::test_a", "t/m.py::test_c[2]"),
+    )
+    found = twin(row, {"t/m.py": source, "t/other.py": "def test_c():\n    assert other\n"})
+    assert found is not None and found.tests == ("t/m.py::A::test_a", "Says more.")
+    (text,) = found.files.values()
+    assert text == source.replace("assert a", "assert not a").replace("assert d", "assert not d")
+    alone = twin(replace(row, fail_to_pass=row.fail_to_pass[1:2]), {"t/m.py": source})
+    assert alone is not None and alone.tests == ("t/m.py::test_c[1]",)
+
+
+@pytest.mark.parametrize("source", ["# a\r# b\n", "\x0cdef test_b():\n\x0c    assert 1\n", "# \ufffd\n"])
+def test_a_module_whose_lines_or_bytes_are_unclear_has_no_twin(source: str) -> None:
+    assert twin(ROW, {"test_m.py": f"{source}def test_a():\n    assert f() == 1\n"}) is None
+
+
+def test_a_byte_order_mark_tabs_and_windows_lines_are_no_obstacle() -> None:
+    for source in ("\ufeffdef test_a():\n    f()\n", "def test_a(\n    x\n):\n\tf()\n", "def test_a():\r\n    f()\r\n"):
+        text = made(source, ends=True).files["test_m.py"]
+        assert "assert" in text and ast.parse(text)
+
+
+def test_many_tests_take_time_linear_in_their_number() -> None:
+    def row_of(count: int) -> tuple[Instance, dict[str, str]]:
+        names = [f"test_{n}" for n in range(count)]
+        row = replace(ROW, fail_to_pass=tuple(f"test_m.py::{name}" for name in names))
+        return row, {"test_m.py": "".join(f"def {name}():\n    assert f() == 1\n" for name in names)}
+
+    small, large = row_of(50), row_of(400)
+    assert not Costs(lambda: twin(*small)).exceed(lambda: twin(*large), times=12)
+
+
+def test_an_id_that_is_cut_in_its_parameter_is_found_as_the_rules_find_it() -> None:
+    log = "PASSED test_m.py::test_a[x y]\n"
+    assert shown(ROW, "pytest", ("test_m.py::test_a[x",), log, 5).passed == ("test_m.py::test_a[x",)
 
 
 def test_what_a_run_shows_is_read_from_its_log() -> None:
@@ -150,7 +199,7 @@ async def test_every_changed_test_of_the_bundled_instances_fails_on_its_gold_pat
         start = await prepared(store, namespace, name)
         tests = await grading.tests_of(namespace, start)
         made = await grading._twin(start, tests)
-        assert made is not None and made.tests == start.instance.fail_to_pass
+        assert made is not None and made.tests and set(made.tests) <= {*start.instance.fail_to_pass}
         gold = await grading._gold(namespace, start)
         files = grading._with(tests, made.files)
         run = await grading.run_tests(namespace, gold, start, tests, files=files, timeout_s=60)

@@ -235,11 +235,15 @@ def survey(root, rules):
         prefix = "" if inside == "." else inside + "/"
         directories[:] = sorted(name for name in directories if name not in NO_WALK)
         package = "__init__.py" in files
-        for name in files + [name for name in directories if os.path.islink(os.path.join(here, name))]:
+        links = {name for name in directories if os.path.islink(os.path.join(here, name))}
+        for name in files + sorted(links):
             path = prefix + name
+            linked = name in links
             kind = next((kind for kind, expression in kinds if expression.search(path)), None)
-            if kind is None and name.endswith((".py", ".so", ".pyc")) and module(prefix, name) in helpers:
-                kind = "helper"
+            if kind is None and (linked or name.endswith((".py", ".so", ".pyc"))):
+                # A link to a directory stands in front of a module as the directory itself would.
+                named = linked and any(kind == "helper" and text.search(path + "/__init__.py") for kind, text in kinds)
+                kind = "helper" if named or module(prefix, name) in helpers else None
             if kind is not None:
                 found[path] = [kind, digest(os.path.join(here, name), digests)]
             elif not package and name.split(".")[0] in modules and name.endswith((".py", ".so", ".pyc")):

@@ -210,10 +210,11 @@ def test_a_helper_that_the_gold_patch_changes_is_code_under_test() -> None:
     base = {"src/p/testing.py": ("helper", "1"), "src/p/cases.py": ("helper", "1")}
     survey = {
         "src/p/testing.py": ("helper", "2"),
-        "src/p/cases.so": ("helper", "1"),
-        "p/cases/__init__.py": ("helper", "1"),
+        "src/p/cases.so": ("helper", "3"),
+        "p/cases/__init__.py": ("helper", "link away"),
         "src/p/testing_new.py": ("helper", "1"),
     }
+    assert changes(base, {"p/testing.py": ("helper", "1"), "lib/p/cases/__init__.py": ("helper", "1")}, ()) == Changes()
     found = changes(base, survey, frozenset(), {"p/testing"})
     assert found == Changes(helpers=("src/p/cases.py", "src/p/cases.so", "p/cases/__init__.py"))
 
