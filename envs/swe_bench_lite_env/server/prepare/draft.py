@@ -395,7 +395,7 @@ def _pins(
 
 
 def _release(same: list[Requirement], date: str, python: str, index: PackageIndex, notes: list[str]) -> str | None:
-    """Return what to pin requirements of one package to (``==1.0``); None for a package that the index does not have."""
+    """Return the pin for requirements of one package (``==1.0``); None for a package that the index does not have."""
     allowed = [one.specifier for one in same if one.specifier]
     parts = [part for specifier in allowed for part in specifier]
     # An arbitrary version comes first: no text but its own matches it.
