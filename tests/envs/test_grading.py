@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from errata_protocol.errors import EnvironmentFailed, SandboxFailed
+from errata_server.sandbox.base_trees.recipe import VERIFIER_DIRECTORY
 from terminal_env import TerminalAction, agent_text
+from terminal_env.server import verifier
 from terminal_env.server.environment import TerminalEnvironment
+from terminal_env.server.tasks import read_task
 
-from .scripted import ScriptedBackend
+from .scripted import Script, ScriptedBackend, write_task
 
 
 def run(command: str) -> TerminalAction:
@@ -107,3 +113,27 @@ async def test_a_sandbox_that_breaks_while_grading_is_an_exception(
     with pytest.raises(SandboxFailed):
         await environment.step_async(TerminalAction(tool="submit"))
     assert (await environment.step_async(TerminalAction(tool="submit"))).reward == 1.0, "it can be tried again"
+
+
+@pytest.mark.parametrize(
+    ("trees", "expected"), [(("own", "default"), "own"), (("own",), "own"), (("default",), "default"), ((), "")]
+)
+async def test_a_grading_takes_the_packages_of_its_tasks_own_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trees: tuple[str, ...], expected: str
+) -> None:
+    for name in ("own", "default"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "bash").touch()
+    for name in trees:
+        (tmp_path / name / VERIFIER_DIRECTORY).mkdir(parents=True)
+    named = {name: str(tmp_path / name) for name in ("own", *(name for name in trees if name == "default"))}
+    monkeypatch.setenv("ERRATA_BASE", json.dumps(named))
+    monkeypatch.setattr("errata_server.sandbox.base_trees.tree.base_directories", list)
+    root = write_task(tmp_path / "t", {"task.toml": '[errata]\nbase = "own"\n', "tests/test.sh": "true\n"})
+    backend = ScriptedBackend(
+        Script(lambda files, request: {"nonce": request["nonce"], "score": 1.0, "found": None, "exit_code": 0})
+    )
+    await verifier.attempt(backend, read_task(root), await (await backend.open()).snapshot())
+    mounts = next(options["mounts"] for command, options, _ in backend.script.runs if command == verifier.SCRIPT)
+    packages = mounts.get(f"/{VERIFIER_DIRECTORY}")
+    assert packages == (tmp_path / expected / VERIFIER_DIRECTORY if expected else None)

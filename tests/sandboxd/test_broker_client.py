@@ -166,6 +166,25 @@ async def test_a_base_container_that_could_not_be_made_is_made_later(
     await backend.close()
 
 
+@pytest.mark.parametrize("outdated", [True, False])
+async def test_an_image_that_shows_packages_for_gradings_is_named_once(
+    serve: Serve, place: Path, engine: FakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, outdated: bool
+) -> None:
+    engine.add_image("errata/base:default")
+    await asyncio.to_thread(serve, "owner")
+    files: dict[str, bytes | None] = {"/home/agent": None}
+    if outdated:
+        files |= {"/usr/lib/errata-verifier": None, "/usr/lib/errata-verifier/pytest.py": b""}
+    engine.archive = lambda container, path: archive_of(files, path)
+    backend = DockerBackend(tmp_path, place / "owner", spare=0, wait_s=0.0)
+    for _ in range(2):
+        await (await backend.open()).destroy()
+    warned = [record.message for record in caplog.records if "/usr/lib/errata-verifier" in record.message]
+    assert len(warned) == (1 if outdated else 0)
+    assert all("errata/base:default" in message for message in warned)
+    await backend.close()
+
+
 def archive_of(files: dict[str, bytes | None], path: str) -> Iterator[bytes] | None:
     """Return the archive of a path as an engine makes it; None content is a directory."""
     name = path.rpartition("/")[2]

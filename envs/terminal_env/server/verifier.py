@@ -280,7 +280,7 @@ async def _run_script(
         "/site": staged(RUNTIME / "sitecustomize.py"),
         "/tests": await asyncio.to_thread(staged, task.tests, key=task.digest),
         "/logs": logs_link(f"/tmp/verifier-{token}"),
-        **await asyncio.to_thread(_packages),
+        **await asyncio.to_thread(_packages, task.base),
     }
     request = {
         "nonce": secrets.token_hex(16),
@@ -324,13 +324,19 @@ _ROUNDING = 1e-9
 """What a score may miss 0 or 1 by: sums of shares such as ten times 0.1 are not exact."""
 
 
-def _packages() -> dict[str, Path]:
-    """Return the mount of the verifiers' packages, which no command of an agent sees; none without a base tree."""
-    try:
-        packages = find_base("default", Settings().base).root / VERIFIER_DIRECTORY
-    except SandboxUnavailable:
-        return {}
-    return {f"/{VERIFIER_DIRECTORY}": packages} if packages.is_dir() else {}
+def _packages(base: str) -> dict[str, Path]:
+    """Return the mount of the verifiers' packages, which no command of an agent sees; none where no tree has them.
+
+    A tree's own packages are of its Python. ``default`` stands for trees without any and for images.
+    """
+    for name in dict.fromkeys((base, "default")):
+        try:
+            packages = find_base(name, Settings().base).root / VERIFIER_DIRECTORY
+        except SandboxUnavailable:
+            continue
+        if packages.is_dir():
+            return {f"/{VERIFIER_DIRECTORY}": packages}
+    return {}
 
 
 _ABSENT = re.compile(r"^/tests/\S+: line \d+: (/\S+): No such file or directory$", re.MULTILINE)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import gzip
 import io
 import py_compile
+import runpy
 import tarfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from errata_server.sandbox.base import Backend
+from errata_protocol.errors import EnvironmentFailed
+from errata_server.sandbox.base import Backend, CommandResult, Limits
 from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.spec import File, SandboxSpec
 from swe_bench_lite_env.dataset import Dataset, Instance
 from swe_bench_lite_env.recipes import Recipe
 from swe_bench_lite_env.server.offered import bundled
+from swe_bench_lite_env.server.prepare import reach
 from swe_bench_lite_env.server.prepare import store as store_module
 from swe_bench_lite_env.server.prepare.build import Builder
 from swe_bench_lite_env.server.prepare.reach import copies, fix_in_reach, project_packages, significant_lines
@@ -50,6 +54,83 @@ def test_significant_lines_are_long_enough_to_tell() -> None:
     common = "+        super().__init__(*args, **kwargs)\n+    rows.append(row)\n+    for row in rows:\n"
     assert list(significant_lines(common)) == []
     assert significant_lines('+raise ValueError("a view has no name of that kind")\n')
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from typing import Any, Callable, Dict, Iterable, List, Optional",
+        "from __future__ import absolute_import, division, print_function, unicode_literals",
+        "    import numpy as np, pandas as pd, scipy as sp, matplotlib",
+        ">>> from sympy import Symbol, Rational, simplify, integrate, expand",
+        "    Any, Callable, Dict, Iterable, List, Optional, Union)",
+    ],
+)
+def test_no_import_is_significant(line: str) -> None:
+    assert significant_lines(f"+{line}\n") == {}
+
+
+ISINSTANCE, ITEMS = "if isinstance(value, (list, tuple)):", "for key, value in kwargs.items():"
+LONG = 'raise ValueError("the number of fields is not the one that was loaded from %s" % origin)'
+SHORT, OTHER = "return self.origin.fields.get(name, missing)", "count = len(self.origin.loaded) - len(skipped)"
+SITE = "/opt/env/lib/python3.9/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("fix", "holds", "telling"),
+    [
+        ((ISINSTANCE,), {f"{SITE}/a/x.py": (ISINSTANCE,)}, ()),
+        ((ISINSTANCE, SHORT), {f"{SITE}/a/x.py": (ISINSTANCE,)}, ()),
+        (
+            (LONG, SHORT, OTHER),
+            {f"{SITE}/a/x.py": (SHORT, OTHER), "/y": (LONG,), "/z": (SHORT,)},
+            (f"{SITE}/a/x.py", "/y"),
+        ),
+        ((LONG,), {f"{SITE}/{name}/x.py": (LONG,) for name in "ab"}, ()),
+        ((LONG,), {f"{SITE}/a/x.py": (LONG,), f"{SITE}/b/_vendor/a/x.py": (LONG,)}, None),
+        ((LONG,), {f"{SITE}/a/x.py": (LONG,), f"{SITE}/_a.py": (LONG,)}, None),
+        ((LONG,), {f"{SITE}/a/x.py": (LONG,), "/usr/lib/python3.11/b.py": (LONG,)}, ()),
+        ((LONG,), {"/opt/a/x.py": (LONG,), "/opt/b/x.py": (LONG,)}, None),
+        ((LONG, SHORT), {f"{SITE}/{name}/x.py": (LONG, SHORT) for name in "ab"}, None),
+        ((ISINSTANCE, ITEMS, SHORT), {f"{SITE}/{name}/x.py": (ISINSTANCE, ITEMS) for name in "ab"}, ()),
+        ((LONG, SHORT, OTHER), {"/x.pyc": (LONG,), "/y.pyc": (SHORT, OTHER)}, ("/y.pyc",)),
+    ],
+)
+def test_a_place_tells_where_its_lines_are_not_there_by_chance(
+    fix: tuple[str, ...], holds: dict[str, tuple[str, ...]], telling: tuple[str, ...] | None
+) -> None:
+    search = runpy.run_path(str(reach._SEARCH))
+    words = [frozenset(words) for words in significant_lines("".join(f"+{line}\n" for line in fix)).values()]
+    assert len(words) == len(fix)
+    found = [[place, [fix.index(line) for line in lines]] for place, lines in holds.items()]
+    idioms = search["common_lines"](found, reach._SITES, [*reach._SITES, *reach._VENDORS])
+    named = [place for place, has in found if search["tells"](place, has, words, len(fix), idioms)]
+    assert named == list(holds if telling is None else telling)
+
+
+class Printing:
+    """A backend whose every command prints a text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def restore(self, snapshot: object, *, limits: Limits) -> Printing:
+        assert limits.keep_bytes >= 64 * 1024**2
+        return self
+
+    async def run(self, command: str, **options: object) -> CommandResult:
+        return CommandResult(0, self._text, "")
+
+    async def destroy(self) -> None:
+        pass
+
+
+async def test_what_cannot_be_read_of_the_search_is_no_traceback() -> None:
+    prepared = SimpleNamespace(
+        instance=instance(patch=GOLD, test_patch=TEST_PATCH), workdir="/testbed", snapshot=None, python="python3"
+    )
+    with pytest.raises(EnvironmentFailed, match="cannot be read"):
+        await fix_in_reach(Printing('[["/a", [0]], [ 4 bytes left out ]'), prepared)  # type: ignore[arg-type]
 
 
 def packed(place: Path, *names: str) -> Path:
@@ -128,7 +209,7 @@ def hidden_places(tmp_path: Path) -> dict[str, bytes]:
         archive.addfile(member, io.BytesIO(SOURCE.encode()))
     return {
         "/home/agent/.cache/pip/http/0a": SOURCE.encode(),
-        "/usr/share/doc/ledger/changes.rst": f"* total is now::\n\n      {lines[1].strip()}\n".encode(),
+        "/usr/share/doc/ledger/changes.rst": f"* total is now::\n\n {lines[1].strip()}\n {lines[2].strip()}\n".encode(),
         "/usr/share/doc/ledger/changes.gz": gzip.compress(SOURCE.encode()),
         "/opt/cache/ledger-1.1-py3-none-any.whl": inner.getvalue(),
         "/opt/cache/ledger-1.1.tar.xz": outer.getvalue(),
@@ -164,6 +245,25 @@ async def test_the_fix_is_found_in_every_form_and_named_with_its_place(
 
 
 @pytest.mark.sandbox
+async def test_an_idiom_of_the_fix_in_a_thousand_files_is_no_fix(
+    store: Store, namespace: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "source", files())
+    patch = GOLD.replace("+def total", f"+    {ITEMS}\n+def total").replace("+1,6", "+1,7")
+    own = instance(patch=patch, test_patch=TEST_PATCH), recipe(tmp_path)
+    await Builder(store, namespace).build(*own)
+    plain = SandboxSpec
+
+    def planted(**values: object) -> SandboxSpec:
+        more = [File(f"/opt/other/a_module_with_a_long_name_{n}.py", ITEMS.encode()) for n in range(1000)]
+        return plain(**{**values, "entries": (*values["entries"], *more)})  # type: ignore[arg-type, misc]
+
+    monkeypatch.setattr(store_module, "SandboxSpec", planted)
+    prepared = await Catalogue(store, namespace).find(*own, validated=False)
+    assert await fix_in_reach(namespace, prepared) == []
+
+
+@pytest.mark.sandbox
 @pytest.mark.parametrize("row", BUNDLED, ids=lambda row: row.instance_id)
 async def test_no_line_of_a_bundled_fix_is_in_what_its_sessions_read(
     store: Store, namespace: Backend, row: Instance
@@ -180,7 +280,10 @@ async def test_a_session_on_pytest_sees_no_other_pytest(
     """The distribution's pytest 7.2.1 has the fix of this row, all of it."""
     row = lite.find("pytest-dev__pytest-8906")
     fixed = find_base().root / "usr/lib/python3/dist-packages/_pytest/python.py"
-    assert all(line in fixed.read_text() for line in significant_lines(row.patch))
+    lines = significant_lines(row.patch)
+    assert all(line in fixed.read_text() for line in lines)
+    tells = runpy.run_path(str(reach._SEARCH))["tells"]
+    assert tells(str(fixed), list(range(len(lines))), list(map(set, lines.values())), len(lines), set())
     write(tmp_path / "source", {"src/_pytest/__init__.py": "", "src/pytest/__init__.py": "", "check.py": ""})
     made = recipe(tmp_path, instance_id=row.instance_id)
     bare = instance(instance_id=row.instance_id, repo=row.repo, patch="", test_patch="")

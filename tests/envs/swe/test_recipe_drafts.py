@@ -123,6 +123,29 @@ def test_a_draft_has_one_pin_for_each_package(tmp_path: Path, shelf: Shelf) -> N
     assert any("no release is what all of these ask for: <2 was taken" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("listed", "pin", "agree"),
+    [
+        ("a==1.0\na==1.0.0", "a==1.0", True),
+        ("a==1.0\na==1.0+cpu", "a==1.0+cpu", True),
+        ("a==1.0.0\na===1.0", "a===1.0", True),
+        ("a===foo\na===Foo", "a===foo", True),
+        ("a==1.0rc1\na>=0.9", "a==1.0rc1", True),
+        ("a===foo\na>1", "a===foo", False),
+        ("a==1.0\na==1.1", "a==1.0", False),
+        ("a==1.0\na>2", "a==1.0", False),
+    ],
+)
+def test_exact_versions_are_compared_as_versions_and_an_arbitrary_one_stays_so(
+    tmp_path: Path, shelf: Shelf, listed: str, pin: str, agree: bool
+) -> None:
+    base = repository(tmp_path, requirements_test__txt=listed)
+    row = instance(base_commit=base, created_at="2021-05-10T00:00:00Z")
+    found = draft(row, mirror=tmp_path / "mirror", index=shelf)
+    assert pin in found.recipe.pins
+    assert any("no release is what all of these ask for" in note for note in found.notes) != agree
+
+
 @pytest.mark.parametrize("specified", [True, False])
 def test_tox_runs_the_tests_only_where_it_is_pinned_with_the_factor_of_the_python(
     tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, specified: bool

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -65,7 +65,6 @@ print(json.dumps({"specs": c.MAP_REPO_VERSION_TO_SPECS, "files": getattr(c, "MAP
 """
 
 
-_EXACT = ("==", "===")
 _MAX_PROJECT = 32 * 1024
 
 
@@ -389,23 +388,27 @@ def _pins(
     pins = []
     for same in wanted.values():
         extras = ",".join(sorted({extra for one in same for extra in one.extras}))
-        version = _release(same, date, python, index, notes)
-        if version is not None:
-            pins.append(f"{same[0].name}{f'[{extras}]' if extras else ''}=={version}")
+        release = _release(same, date, python, index, notes)
+        if release is not None:
+            pins.append(f"{same[0].name}{f'[{extras}]' if extras else ''}{release}")
     return tuple(pins)
 
 
 def _release(same: list[Requirement], date: str, python: str, index: PackageIndex, notes: list[str]) -> str | None:
-    """Return the version to pin for requirements of one package; None for a package that the index does not have."""
+    """Return the pin for requirements of one package (``==1.0``); None for a package that the index does not have."""
     allowed = [one.specifier for one in same if one.specifier]
     parts = [part for specifier in allowed for part in specifier]
-    exact = list(dict.fromkeys(part.version for part in parts if part.operator in _EXACT and "*" not in part.version))
+    # An arbitrary version comes first: no text but its own matches it.
+    exact = [part for part in parts if part.operator == "==="]
+    exact += [part for part in parts if part.operator == "==" and "*" not in part.version]
     both = reduce(and_, allowed, SpecifierSet())
     if exact:
         # What somebody pinned is taken without a look at the index: it may be there without a date.
-        if len(exact) > 1 or exact[0] not in both:
-            notes.append(f"{', '.join(map(str, same))}: no release is what all of these ask for: {exact[0]} was taken")
-        return exact[0]
+        taken = next((part for part in exact if all(_allows(other, part.version) for other in parts)), None)
+        if taken is None:
+            taken = exact[0]
+            notes.append(f"{', '.join(map(str, same))}: no release is what all of these ask for: {taken} was taken")
+        return str(taken)
     releases = _releases(same[0].name, python, index)
     for specifier in [both, *allowed]:
         fitting = {version: day for version, day in releases.items() if version in specifier}
@@ -415,11 +418,21 @@ def _release(same: list[Requirement], date: str, python: str, index: PackageInde
         if specifier is not both:
             notes.append(f"{', '.join(map(str, same))}: no release is what all of these ask for: {specifier} was taken")
         if at_the_time:
-            return str(max(at_the_time))
+            return f"=={max(at_the_time)}"
         notes.append(f"{same[0]}: the index has no release of before {date} for Python {python}: the oldest was taken")
-        return str(min(fitting))
+        return f"=={min(fitting)}"
     notes.append(f"{same[0]}: the index has no release for Python {python}: left out, so that it is not pinned")
     return None
+
+
+def _allows(part: Specifier, version: str) -> bool:
+    """Return whether a part of a requirement allows an exact version, which may be none of PEP 440's."""
+    if part.operator == "===":
+        return part.version.lower() == version.lower()
+    try:
+        return part.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 def _releases(name: str, python: str, index: PackageIndex) -> dict[Version, str]:

@@ -9,9 +9,10 @@ import re
 import shlex
 import tarfile
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
+from errata_protocol.errors import EnvironmentFailed
 from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, Limits
 
@@ -20,18 +21,18 @@ from .store import Prepared, demand
 LEAST_TOKENS, LEAST_WORDS = 10, 3
 """A line is significant from these numbers of tokens and of different words on: shorter ones are anywhere."""
 
-WORDS, WORDS_OF_HALF, WORDS_OF_BYTE_CODE = 5, 4, 6
-"""So many different words the lines found in one place have to have together: any lines; half of the significant lines;
-half of them in byte code, which does not show how words are combined. Fewer may be there by chance."""
-
 _COMMON = ("self", "cls", "super", "__init__", "args", "kwargs")
+_IMPORT = re.compile(
+    r"(?:>>>|\.\.\.)?\s*(?:(?:from\s+\S+\s+)?c?import\s.*|\w+(?:\s+as\s+\w+)?(?:\s*,\s*\w+(?:\s+as\s+\w+)?)*[\s,)]*)"
+)
+"""An import, or a list of names as in one of several lines: whoever uses a module writes the same."""
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _WORD = re.compile(r"[^\W\d]\w+")
 _SEARCH = Path(__file__).with_name("inside") / "search.py"
 _MOUNT = "/setup"
 _TIMEOUT_S = 1800.0
 _SHOWN = 5
-_LIMITS = Limits(memory_bytes=4 * 1024**3, cpu_s=1800)
+_LIMITS = Limits(memory_bytes=4 * 1024**3, cpu_s=1800, keep_bytes=64 * 1024**2)
 _SITES = ("site-packages", "dist-packages")
 _VENDORS = ("_vendor", "vendor", "_vendored", "vendored", "packages", "extern", "externals", "third_party")
 _ARCHIVES = (".whl", ".egg", ".zip", ".pyz")
@@ -100,12 +101,15 @@ def _has(archive: Path, packages: Collection[str]) -> bool:
 
 
 def significant_lines(patch: str) -> dict[str, tuple[str, ...]]:
-    """Return the lines that a patch adds and that are long enough to tell, without indentation, each with its words."""
+    """Return the lines that a patch adds and that can tell, without indentation, each with its words.
+
+    They are long enough and no imports.
+    """
     found = {}
     for line in patch.split("\n"):
         text = line[1:].strip()
         words = {word for word in _WORD.findall(text) if not keyword.iskeyword(word) and word not in _COMMON}
-        added = line.startswith("+") and not line.startswith("+++ ")
+        added = line.startswith("+") and not line.startswith("+++ ") and not _IMPORT.fullmatch(text)
         if added and len(_TOKEN.findall(text)) >= LEAST_TOKENS and len(words) >= LEAST_WORDS:
             found[text] = tuple(sorted(words))
     return found
@@ -114,7 +118,8 @@ def significant_lines(patch: str) -> dict[str, tuple[str, ...]]:
 async def fix_in_reach(backend: Backend, prepared: Prepared) -> list[str]:
     """Search all that a session on an instance can read for significant lines of the gold patch.
 
-    Files of the repository are no such place: a line that stands in one is not significant.
+    Files of the repository are no such place: a line that stands in one is not significant. How many lines have to be
+    in a place is written in ``inside/search.py``.
 
     Args:
         backend: Has the start.
@@ -124,13 +129,19 @@ async def fix_in_reach(backend: Backend, prepared: Prepared) -> list[str]:
         A line for each place, with the first few of them.
 
     Raises:
-        EnvironmentFailed: The search failed.
+        EnvironmentFailed: The search failed, or what it printed cannot be read.
         SandboxFailed: The sandbox broke.
     """
     lines = significant_lines(prepared.instance.patch)
     if not lines:
         return []
-    request = {"root": prepared.workdir, "lines": list(lines.items()), "skip": [_MOUNT]}
+    request = {
+        "root": prepared.workdir,
+        "lines": list(lines.items()),
+        "skip": [_MOUNT],
+        "sites": _SITES,
+        "holders": [*_SITES, *_VENDORS],
+    }
     sandbox = await backend.restore(prepared.snapshot, limits=_LIMITS)
     try:
         result = await sandbox.run(
@@ -142,18 +153,12 @@ async def fix_in_reach(backend: Backend, prepared: Prepared) -> list[str]:
         )
     finally:
         await sandbox.destroy()
-    demand(result, f"{prepared.instance.instance_id}: searching what its sessions can read")
+    what = f"{prepared.instance.instance_id}: searching what its sessions can read"
+    demand(result, what)
     texts = list(lines)
-    found = [(str(path), [texts[index] for index in has]) for path, has in json.loads(result.stdout)]
-    places = [(path, has) for path, has in found if _tells(path, has, lines)]
+    try:
+        places = [(str(path), [texts[index] for index in has]) for path, has in json.loads(result.stdout)]
+    except ValueError as error:
+        raise EnvironmentFailed(f"{what} printed what cannot be read ({error}): {result.stdout[-300:]!r}") from error
     more = [f"and {len(places) - _SHOWN} more places"] if len(places) > _SHOWN else []
     return [f"{path} has {len(has)} of {len(texts)} lines of its fix: {has[0]}" for path, has in places[:_SHOWN]] + more
-
-
-def _tells(path: str, has: Sequence[str], lines: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether the lines in a place can hardly be there by chance."""
-    words = len({word for text in has for word in lines[text]})
-    half = 2 * len(has) >= len(lines)
-    if path.endswith((".pyc", ".pyo")):
-        return half and words >= WORDS_OF_BYTE_CODE
-    return words >= (WORDS_OF_HALF if half else WORDS)

@@ -14,6 +14,7 @@ from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 from errata_protocol.names import DIGEST_ID
 
 from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
+from ..base_trees.recipe import VERIFIER_DIRECTORY
 from ..shell_state import ShellState
 from ..spec import WORKSPACE, SandboxSpec
 from .broker import WAIT_S, Broker, BrokerRefused
@@ -191,6 +192,13 @@ class DockerBackend(Backend):
             else:
                 self._base_containers[image] = asyncio.ensure_future(_value(container))
             self._images[base] = image
+            if await self.tree_map(image).base_has(f"/{VERIFIER_DIRECTORY}"):
+                log.warning(
+                    "image %s was made by an older version of Errata: its sessions see /%s, which is for gradings: "
+                    "make it anew (`errata image import` or `build`) before agents use it",
+                    name,
+                    VERIFIER_DIRECTORY,
+                )
         return self._images[base]
 
     async def _base_container(self, image: str) -> str:

@@ -1,9 +1,11 @@
 """Searches all files that the agent can read for lines of the fix: python search.py < request.
 
 Runs inside, as the agent's user. The request is JSON: ``root``, the work tree; ``lines``, a list of [line, its words];
-``skip``, directories that are not searched. What git tracks in the work tree is no place of the fix: a line that stands
-there is none of the fix's. Archives and compressed files are opened. In byte code, a line is found by its words: those
-of one line of the code hold them all. Prints JSON: [path, [number of a line, ...]] for each place that has any.
+``skip``, directories that are not searched; ``sites``, names of directories that packages are installed in;
+``holders``, these and those that a package has copies of others in. What git tracks in the work tree is no place of the
+fix: a line that stands there is none of the fix's. Archives and compressed files are opened. In byte code, a line is
+found by its words: those of one line of the code hold them all. Prints JSON: [path, [number of a line, ...]] for each
+place that has more than can be there by chance (`tells`).
 """
 
 import bz2
@@ -21,9 +23,15 @@ import zipfile
 import zlib
 from importlib.util import MAGIC_NUMBER
 
+PYTHON = re.compile(r"/lib/python3(\.\d+)?/")
 WORD = re.compile(r"[^\W\d]\w+")
 LARGEST = 256 * 1024**2
 """Bytes of a file, or of what one is decompressed to, that are searched."""
+TOGETHER, ALONE, ONLY = 6, 8, 5
+"""So many different words have to be in the lines of the fix that a place has: in two or more; in one of several lines;
+in the only one that there is."""
+COMMON = 2
+"""A line in files of so many packages is an idiom."""
 DEEPEST = 3
 """Archives in archives."""
 STREAMS = (
@@ -66,13 +74,75 @@ def main():
         seen.add((status.st_dev, status.st_ino))
         for place, data in contents(path, read(path)):
             wanted = [index for index, text in enumerate(texts) if text is not None]
-            if place.endswith((".pyc", ".pyo")):
+            if is_byte_code(place):
                 has = in_byte_code(data, {index: words[index] for index in wanted})
             else:
                 has = [index for index in wanted if texts[index] in data]
             if has:
                 found.append([place, has])
-    print(json.dumps(found))
+    total = sum(text is not None for text in texts)
+    idioms = common_lines(found, request["sites"], request["holders"])
+    print(json.dumps([[place, has] for place, has in found if tells(place, has, words, total, idioms)]))
+
+
+def is_byte_code(place):
+    """Return whether a place is a file of byte code."""
+    return place.endswith((".pyc", ".pyo"))
+
+
+def tells(place, has, words, total, idioms):
+    """Return whether the lines in a place can hardly be there by chance.
+
+    Idioms count only together with all other lines of the fix. Byte code does not show how words are combined, so it
+    has to have half of the lines.
+
+    Args:
+        place: The place.
+        has: Numbers of the lines in it.
+        words: The words of each line, by its number.
+        total: How many lines the fix has.
+        idioms: Numbers of the lines that are idioms.
+    """
+    if is_byte_code(place) and (2 * len(has) < total or count(has, words) < TOGETHER):
+        return False
+    if len(has) == total > 1 and count(has, words) >= ALONE:
+        return True
+    own = [index for index in has if index not in idioms]
+    least = TOGETHER if len(own) > 1 else ONLY if total == 1 else ALONE
+    return bool(own) and count(own, words) >= least
+
+
+def count(lines, words):
+    """Return how many different words lines have together."""
+    return len(set().union(*(words[index] for index in lines)))
+
+
+def common_lines(found, sites, holders):
+    """Return the numbers of the lines that stand in files of several packages; byte code shows no line.
+
+    Args:
+        found: [path, [number of a line, ...]] for each place that has any.
+        sites: Names of directories that packages are installed in.
+        holders: These, and names of directories that a package has copies of others in.
+    """
+    packages = {}
+    for place, has in found:
+        package = None if is_byte_code(place) else package_of(place, sites, holders)
+        for index in has if package else ():
+            packages.setdefault(index, set()).add(package)
+    return {index for index, names in packages.items() if len(names) >= COMMON}
+
+
+def package_of(place, sites, holders):
+    """Return the package that an installed file is of, wherever it was copied to; "" for a file that is of none.
+
+    Python's own modules are one package.
+    """
+    parts = place.replace("!", "/").split("/")
+    if not set(sites).intersection(parts[:-1]):
+        return "python" if PYTHON.search(place) else ""
+    last = max(index for index, part in enumerate(parts[:-1]) if part in holders)
+    return re.split(r"[.-]", parts[last + 1])[0].strip("_").lower()
 
 
 def tracked_files(root):
