@@ -72,7 +72,6 @@ _EQUAL_CALLS = re.compile(
     r"assert(|List|Dict|Tuple|Set|Count|Sequence|MultiLine|HTML|XML|JSON|Queryset|QuerySet)Equals?$"
 )
 _TOLERANT = re.compile(r"approx|close|almost|\bANY\b", re.IGNORECASE)
-_BESIDE = ("0", "1", "None", "True")
 _WRAPPED = ("({}, 0)", "({}, None)", "[{}, 1]")
 """A value among others: never in a list alone, with which arrays and scalars of numpy may be equal."""
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*")
@@ -293,7 +292,7 @@ class _Module:
             found = [] if ends else list(self._changes(test.node, draw))
             # A changed value also shows an object that is equal to everything; an opposite need not.
             found = [change for change in found if change.value] or found
-            last = None if found else self._end(test.node, draw)
+            last = None if found else self._end(test.node, draw, opposite=ends)
             chosen = found if last is None else [last]
             if chosen:
                 changes[test] = draw.choice(chosen)
@@ -321,29 +320,44 @@ class _Module:
                     if isinstance(item.context_expr, ast.Call):
                         yield from self._of_call(item.context_expr, draw)
 
-    def _end(self, function: _Function, draw: random.Random) -> _Change | None:
-        """Return a last statement of a function, which fails: the opposite of an expectation that it has anywhere.
+    def _end(self, function: _Function, draw: random.Random, opposite: bool) -> _Change | None:
+        """Return a last statement of a function, which fails: an expectation that it has anywhere, changed.
 
         Where the names of the expectation are not there, as of a loop that did not run, it fails as well.
+
+        Args:
+            function: The function; None is returned where it ends otherwise than behind its last statement.
+            draw: Source of the choices.
+            opposite: State the opposite of an expectation, which no honest state can satisfy.
         """
         last = function.body[-1]
         if isinstance(last, ast.Return | ast.Raise):
             return None
-        opposites = []
-        for node in ast.walk(function):
-            if isinstance(node, ast.Assert):
-                text = self._text(_span(node.test))
-                if not _MANY_LINES.search(text):
-                    opposites.append(
-                        f"assert not ({' '.join(text.split())})" if "\n" in text else f"assert not ({text})"
-                    )
         one, other = draw.sample(range(2, 400), 2)
-        statement = draw.choice(opposites) if opposites else f"assert {one} == {other}"
+        statements = [f"assert {one} == {other}"]
+        found = [node.test for node in ast.walk(function) if isinstance(node, ast.Assert)]
+        whole = [test for test in found if not _MANY_LINES.search(self._text(_span(test)))]
+        if whole:
+            statements = [f"assert not ({' '.join(self._text(_span(test)).split())})" for test in whole]
+        values = [
+            f"assert {self._with(test, change)}"
+            for test in whole
+            if test.lineno == test.end_lineno
+            for change in self._of_assertion(test, draw)
+            if change.value and change.sure
+        ]
+        statement = draw.choice(statements if opposite or not values else values)
         assert last.end_lineno is not None and last.end_col_offset is not None
         before = self.lines[last.lineno - 1][: last.col_offset]
         ahead = "; " if before.strip() else "\n" + before.decode("utf-8", "surrogatepass")
         place = (last.end_lineno - 1, last.end_col_offset)
         return _Change((*place, *place), ahead + statement)
+
+    def _with(self, test: ast.expr, change: _Change) -> str:
+        """Return the text of an expression on one line with a change in it."""
+        line, begin, _, end = _span(test)
+        _, first, _, last = change.span
+        return self._text((line, begin, line, first)) + change.text + self._text((line, last, line, end))
 
     def _of_assertion(self, test: ast.expr, draw: random.Random) -> Iterator[_Change]:
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
@@ -351,8 +365,8 @@ class _Module:
             if isinstance(test.ops[0], ast.Eq):
                 yield from self._of_values((right, left), draw)
             elif isinstance(test.ops[0], ast.In):
-                text = f"({self._text(_span(left))}, {draw.choice(_BESIDE)})"
-                yield _Change(_span(left), text, value=True, sure=False)
+                text = f"({self._text(_span(left))}, None)"
+                yield _Change(_span(left), text, value=True)
             between = (*_span(left)[2:], *_span(right)[:2])
             was, now = _OPERATORS[type(test.ops[0])]
             text = self._text(between)
