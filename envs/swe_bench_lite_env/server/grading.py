@@ -290,7 +290,7 @@ async def _graded(
         return graded
     if twin is not None:
         graded = await _with_twin(backend, snapshot, prepared, tests, graded, *twin, rules, timeout_s)
-    if twin is None or (_earns(resolution) and graded.canaries == "ok"):
+    if twin is None or (_earns(resolution) and graded.canaries != "wrong"):
         changed = run.changes
         base = await files_of_base(backend, prepared, (*changed.tests, *changed.configuration))
         graded = await _with_canaries(backend, snapshot, prepared, tests, graded, base, rules, timeout_s)
