@@ -12,6 +12,8 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping
 
+from .syntax import parsed
+
 ROOTS = ("", "src/", "lib/")
 """Directories of a repository from which its modules are imported."""
 MOST_NAMES = 500
@@ -53,7 +55,7 @@ def asserted(sources: Mapping[str, str]) -> tuple[Name, ...]:
     """
     found: dict[Name, None] = {}
     for path, text in sources.items():
-        tree = _parsed(text)
+        tree = parsed(text)
         if tree is None:
             continue
         imported = _imports(tree, path)
@@ -98,7 +100,7 @@ def followed(names: Iterable[Name], sources: Mapping[str, str]) -> tuple[tuple[s
         if path is None:
             continue
         if path not in trees:
-            trees[path] = _parsed(sources[path])
+            trees[path] = parsed(sources[path])
         tree = trees[path]
         attribute = name[1] if module_of(path) == name[0].replace(".", "/") else ""  # else a module of a package
         imported = {} if tree is None else _imports(tree, path)
@@ -112,13 +114,6 @@ def followed(names: Iterable[Name], sources: Mapping[str, str]) -> tuple[tuple[s
         else:
             further.update(dict.fromkeys((module, attribute) for module, star in imported.values() if star == "*"))
     return tuple(defining), tuple(further)[:MOST_NAMES]
-
-
-def _parsed(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _imports(tree: ast.Module, path: str) -> dict[str, Name]:

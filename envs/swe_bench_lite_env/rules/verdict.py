@@ -124,6 +124,22 @@ def forged_markers(output: str) -> tuple[str, ...]:
     return tuple(marker for marker in (START, END, EXIT_CODE, *STOPPED) if marker in output)
 
 
+def statuses_in(instance: Instance, output: str, rules: int, runner: str) -> dict[str, str]:
+    """Return the status of each test that the output of a test command names; nothing where the reader stops.
+
+    Args:
+        instance: The repository of the tests and, for rules 5, the parser that the instance names.
+        output: What the test command printed.
+        rules: 5 or 4.
+        runner: Name of the test runner, from the recipe.
+    """
+    text = output.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        return parse_log(text, parser_name(instance.repo, instance.log_parser if rules == 5 else "", runner), rules)
+    except LogUnreadable:
+        return {}
+
+
 def judge(
     instance: Instance, log: str, exit_code: int | None = None, rules: int = 5, *, runner: str = "pytest"
 ) -> Resolution:

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ..dataset import Instance
-from ..rules.log_parsers import ERROR, FAILED, PASSED, XFAIL, LogUnreadable, parse_log, parser_name
-from ..rules.verdict import forged_markers
+from ..rules.log_parsers import ERROR, FAILED, PASSED, XFAIL
+from ..rules.syntax import parsed
+from ..rules.verdict import forged_markers, statuses_in
 
 _MOST_NAMES = 60
 _PASSING = (PASSED, XFAIL)
@@ -121,14 +122,9 @@ def read(instance: Instance, runner: str, made: Canaries, output: str, exit_code
         exit_code: Its exit status.
         rules: 5 or 4.
     """
-    text = output.replace("\r\n", "\n").replace("\r", "\n")
-    try:
-        statuses = parse_log(text, parser_name(instance.repo, instance.log_parser if rules == 5 else "", runner), rules)
-    except LogUnreadable:
-        statuses = {}
     named: dict[str, str] = {}
     expression = re.compile("|".join(map(re.escape, made.roles)))
-    for test, status in statuses.items():
+    for test, status in statuses_in(instance, output, rules, runner).items():
         name = expression.sub(lambda found: f"<{made.roles[found[0]]}>", test)
         # Some parsers leave the message, which has a drawn word in it, behind the name of a test that errs.
         named[name.split(" - ", 1)[0] if name != test else name] = status
@@ -159,9 +155,8 @@ def _failing(source: str, hidden: Sequence[str], instance: Instance, secret: str
 
     Of many tests the hidden ones that come first in their lists are kept, and the others removed.
     """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parsed(source)
+    if tree is None:
         return None
     lines = source.split("\n")
     owners: list[ast.Module | ast.ClassDef] = [tree]
@@ -255,9 +250,8 @@ def _drawn(tests: Mapping[str, str], roles: dict[str, str], where: str, words: _
 
 def _guarded(source: str) -> str:
     """Return the imports of a module, each of which may fail: they load what the tests load."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parsed(source)
+    if tree is None:
         lines = re.findall(r"^(?:from|import) [\w., *]+$", source, re.MULTILINE)
     else:
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]

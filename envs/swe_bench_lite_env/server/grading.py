@@ -175,7 +175,8 @@ async def _with_twin(
     """Note what a twin shows.
 
     What is suspicious counts only if the same twin shows something else on a state of ours, and a change that an honest
-    state may satisfy only if tests that fail at their end pass as well. A run that was cut off shows nothing.
+    state may satisfy only if tests that fail at their end pass as well. Where there is no answer, as of a run that
+    was cut off, ``canaries`` stays as it was.
     """
     asked_again = False
     while True:
@@ -194,15 +195,13 @@ async def _with_twin(
             ours = await _gold(backend, prepared)
         except NoVerdict as error:
             log.warning("%s: nothing to hold a twin against: %s", prepared.instance.instance_id, error)
-            return replace(graded, canaries="ok")
+            return graded
         with our_state(prepared):
             control = await _alone(backend, ours, prepared, tests, made, timeout_s)
         if control.result.timed_out:
             log.warning("%s: a twin took more than %g s on its gold patch", prepared.instance.instance_id, timeout_s)
             return graded
-        shown = await _shown(prepared, made, control, rules)
-        sure = replace(found, passed=tuple(test for test in found.passed if test not in made.unsure))
-        wrong = twins.differences(shown, sure)
+        wrong = twins.differences(await _shown(prepared, made, control, rules), found, made.unsure)
         if wrong:
             what = f"tests that expect something else: {_some(wrong)}"
             return replace(graded, canaries="wrong", tampering=(*graded.tampering, what))
@@ -214,7 +213,7 @@ async def _with_twin(
         try:
             run = await _alone(backend, snapshot, prepared, tests, made, timeout_s)
         except Unplaceable:
-            return replace(graded, canaries="ok")
+            return graded
 
 
 async def _alone(

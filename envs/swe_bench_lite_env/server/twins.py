@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..dataset import Instance
-from ..rules.log_parsers import ERROR, FAILED, PASSED, XFAIL, LogUnreadable, parse_log, parser_name
-from ..rules.verdict import forged_markers, logged_name
+from ..rules.log_parsers import ERROR, FAILED, PASSED, XFAIL
+from ..rules.syntax import parsed
+from ..rules.verdict import forged_markers, logged_name, statuses_in
 
 _Span = tuple[int, int, int, int]
 """First line, offset in it, last line, offset in it: lines from 0, offsets in bytes of UTF-8, as in a syntax tree."""
@@ -157,18 +158,14 @@ def twin(
     # A function of which only some cases are in FAIL_TO_PASS would fail in more cases than in the graded run.
     changing = {test: ids for test, ids in wanted.items() if test not in kept} or wanted
     files: dict[str, str] = {}
-    tests: set[str] = set()
-    unsure: set[str] = set()
+    sure: dict[str, bool] = {}
     for module in modules:
-        mine = [test for test in module.tests if test in changing]
-        made = module.changed(mine, draw, ends) if mine else None
+        made = module.changed([test for test in module.tests if test in changing], draw, ends)
         if made is not None:
-            files[module.path], sure = made
-            for test in mine:
-                tests.update(changing[test])
-                unsure.update(() if test in sure else changing[test])
-    ordered = tuple(listed for listed in instance.fail_to_pass if listed in tests)
-    return Twin(files, ordered, frozenset(unsure)) if tests else None
+            files[module.path], changes = made
+            sure.update((listed, change.sure) for test, change in changes.items() for listed in changing[test])
+    tests = tuple(listed for listed in instance.fail_to_pass if listed in sure)
+    return Twin(files, tests, frozenset(listed for listed in tests if not sure[listed])) if tests else None
 
 
 def shown(instance: Instance, runner: str, tests: Sequence[str], output: str, rules: int) -> Shown:
@@ -181,11 +178,7 @@ def shown(instance: Instance, runner: str, tests: Sequence[str], output: str, ru
         output: What the test command printed.
         rules: 5 or 4.
     """
-    text = output.replace("\r\n", "\n").replace("\r", "\n")
-    try:
-        statuses = parse_log(text, parser_name(instance.repo, instance.log_parser if rules == 5 else "", runner), rules)
-    except LogUnreadable:
-        statuses = {}
+    statuses = statuses_in(instance, output, rules, runner)
     results = {test: statuses.get(logged_name(test, statuses, rules == 5) or "") for test in tests}
     return Shown(
         tuple(test for test in tests if results[test] in (PASSED, XFAIL)),
@@ -194,16 +187,18 @@ def shown(instance: Instance, runner: str, tests: Sequence[str], output: str, ru
     )
 
 
-def differences(control: Shown, found: Shown) -> tuple[str, ...]:
+def differences(control: Shown, found: Shown, unsure: Collection[str]) -> tuple[str, ...]:
     """Return in words what a twin did that it does not do on the start with the gold patch.
 
     Args:
         control: What the same twin showed there: a test that does not fail there says nothing.
         found: What it showed `beside` the graded run of the agent's state.
+        unsure: Tests that an honest state may pass, as `Twin.unsure`.
     """
     said = [f"they printed {marker!r}" for marker in found.forged if marker not in control.forged]
-    said += [f"{test} passes whatever it expects" for test in found.passed if test in control.failed]
-    if control.failed and not found.failed and not said:
+    lying = [test for test in found.passed if test in control.failed and test not in unsure]
+    said += [f"{test} passes whatever it expects" for test in lying]
+    if control.failed and not found.failed and not found.passed and not said:
         said.append("none of them fails")
     return tuple(said)
 
@@ -218,7 +213,7 @@ class _Test:
     Args:
         path: Path of its module.
         owner: Name of its class; empty without one.
-        node: Its definition.
+        node: Definition of the function.
     """
 
     path: str
@@ -254,14 +249,13 @@ class _Module:
     """A test module.
 
     Args:
-        path: Its path.
-        source: Its text, without a byte order mark.
-        tests: Its tests.
+        path: Path of the module.
+        source: Text of the module, without a byte order mark.
+        tests: Test functions that the module defines.
     """
 
     def __init__(self, path: str, source: str, tests: Sequence[_Test]) -> None:
         self.path = path
-        self.source = source
         self.tests = tests
         self.lines = source.encode("utf-8", "surrogatepass").split(b"\n")
 
@@ -269,11 +263,8 @@ class _Module:
     def of(cls, path: str, source: str) -> _Module | None:
         """Return a module with tests; None where it has none, or cannot be read."""
         source = source.removeprefix("\ufeff")
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-        if _OTHER_LINES.search(source) or "\ufffd" in source:  # perhaps a byte that is no UTF-8
+        tree = parsed(source)
+        if tree is None or _OTHER_LINES.search(source) or "\ufffd" in source:  # perhaps a byte that is no UTF-8
             return None
         owners: list[ast.Module | ast.ClassDef] = [tree]
         owners += [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
@@ -285,28 +276,29 @@ class _Module:
         ]
         return cls(path, source, tests) if tests else None
 
-    def changed(self, tests: Sequence[_Test], draw: random.Random, ends: bool) -> tuple[str, set[_Test]] | None:
-        """Return the module with one change in each test, and the tests of which it is sure; None if it cannot be."""
+    def changed(
+        self, tests: Sequence[_Test], draw: random.Random, ends: bool
+    ) -> tuple[str, Mapping[_Test, _Change]] | None:
+        """Return the module with one change in each test that can have one, and these; None where no test can."""
         changes: dict[_Test, _Change] = {}
         for test in tests:
             found = [] if ends else list(self._changes(test.node, draw))
             # A changed value also shows an object that is equal to everything; an opposite need not.
             found = [change for change in found if change.value] or found
-            last = None if found else self._end(test.node, draw, opposite=ends)
-            chosen = found if last is None else [last]
-            if chosen:
-                changes[test] = draw.choice(chosen)
+            chosen = draw.choice(found) if found else self._end(test.node, draw, opposite=ends)
+            if chosen is not None:
+                changes[test] = chosen
+        if not changes:
+            return None
         lines = list(self.lines)
         for change in sorted(changes.values(), key=lambda change: change.span, reverse=True):
             first, begin, last_line, end = change.span
             text = change.text.encode("utf-8", "surrogatepass")
             lines[first : last_line + 1] = [lines[first][:begin] + text + lines[last_line][end:]]
         made = b"\n".join(lines).decode("utf-8", "surrogatepass")
-        try:
-            ast.parse(made)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # such as an operator behind a comment
+        if parsed(made) is None:  # such as an operator behind a comment
             return None if ends else self.changed(tests, draw, ends=True)
-        return made, {test for test, change in changes.items() if change.sure}
+        return made, changes
 
     def _changes(self, function: _Function, draw: random.Random) -> Iterator[_Change]:
         """Return the changes that a test can have, each of which makes it expect something else."""

@@ -1,7 +1,7 @@
 """The keys of a task.toml: which are followed, which change nothing here, and which refuse the task.
 
 A key that changes the task and is not followed would give rewards for another task than its author wrote. So each key
-of Harbor's format stands in `_KEYS`, and a key that does not refuses the task; only ``[metadata]``, ``[task]`` and
+of Harbor's format stands in `_KEYS`, and a key that is not there refuses the task; only ``[metadata]``, ``[task]`` and
 single values beside the tables, which describe a task, may be anything.
 """
 

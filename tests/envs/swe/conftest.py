@@ -10,6 +10,7 @@ import pytest
 
 from swe_bench_lite_env.dataset import Dataset, load_dataset
 from swe_bench_lite_env.recipes import Recipes, load_recipes
+from swe_bench_lite_env.server.prepare.store import Store
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared/data"
@@ -21,6 +22,12 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("REQUIRE_ALL"):
         pytest.fail(f"{what} is missing", pytrace=False)
     pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store of its own for each test."""
+    return Store(tmp_path / "store")
 
 
 @pytest.fixture(scope="session")

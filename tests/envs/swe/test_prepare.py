@@ -42,11 +42,6 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def own(tmp_path: Path) -> tuple[Instance, Recipe]:
     write(tmp_path / "source", files())
     return instance(), recipe(tmp_path)

@@ -185,11 +185,6 @@ def test_installed_vendored_and_archived_copies_are_found(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def own(tmp_path: Path) -> tuple[Instance, Recipe]:
     write(tmp_path / "source", files())
     return instance(patch=GOLD, test_patch=TEST_PATCH), recipe(tmp_path)

@@ -104,6 +104,11 @@ def test_tests_that_are_not_listed_or_not_there_have_no_twin() -> None:
     assert twin(ROW, {}) is None
 
 
+def test_a_test_that_cannot_be_changed_is_not_expected_to_fail() -> None:
+    source = "def test_a():\n    f()\n    return g()\n"
+    assert twin(ROW, {"test_m.py": source}) is None and twin(ROW, {"test_m.py": source}, True) is None
+
+
 def test_tests_of_classes_however_deep_are_changed() -> None:
     source = "class A:\n    class B:\n        def test_a(self):\n            assert f() == 1\n"
     assert made(source).tests == ("test_m.py::test_a",)
@@ -162,10 +167,12 @@ def test_what_a_run_shows_is_read_from_its_log() -> None:
 
 def test_a_difference_is_what_the_same_twin_does_otherwise_on_a_state_of_ours() -> None:
     failed = Shown(failed=("a", "b"))
-    assert differences(failed, Shown(passed=("a",), failed=("b",))) == ("a passes whatever it expects",)
-    assert differences(failed, Shown()) == ("none of them fails",)
-    assert differences(Shown(passed=("a",)), Shown(passed=("a",))) == ()
-    assert differences(failed, Shown(failed=("a",), forged=("x",))) == ("they printed 'x'",)
+    assert differences(failed, Shown(passed=("a",), failed=("b",)), ()) == ("a passes whatever it expects",)
+    assert differences(failed, Shown(), ()) == ("none of them fails",)
+    assert differences(Shown(passed=("a",)), Shown(passed=("a",)), ()) == ()
+    assert differences(failed, Shown(failed=("a",), forged=("x",)), ()) == ("they printed 'x'",)
+    assert differences(failed, Shown(passed=("a", "b")), {"a"}) == ("b passes whatever it expects",)
+    assert differences(failed, Shown(passed=("a", "b")), {"a", "b"}) == ()
     assert Shown(passed=("a", "b"), failed=("c",)).beside(["b"]) == Shown(passed=("b",), failed=("c",))
     assert not failed.suspicious(True) and Shown().suspicious(True) and not Shown().suspicious(False)
 

@@ -25,7 +25,7 @@ _COMMON = ("self", "cls", "super", "__init__", "args", "kwargs")
 _IMPORT = re.compile(
     r"(?:>>>|\.\.\.)?\s*(?:(?:from\s+\S+\s+)?c?import\s.*|\w+(?:\s+as\s+\w+)?(?:\s*,\s*\w+(?:\s+as\s+\w+)?)*[\s,)]*)"
 )
-"""An import, or a list of names as in one of several lines: whoever uses a module writes the same."""
+"""An import, or a line of names as in an import of several lines. Everybody who imports a module writes the same."""
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _WORD = re.compile(r"[^\W\d]\w+")
 _SEARCH = Path(__file__).with_name("inside") / "search.py"

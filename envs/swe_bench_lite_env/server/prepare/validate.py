@@ -150,7 +150,7 @@ async def validate(
         problems += [
             f"its sessions can read the fix: {place}" for place in await fix_in_reach(catalogue.backend, prepared)
         ]
-        for number in range(1, 1 if problems else runs + 1):
+        for number in () if problems else range(1, runs + 1):
             for side, patch in (("empty", ""), ("gold", instance.patch)):
                 run = await grader(catalogue.backend, prepared, patch)
                 found[side].append(run)

@@ -181,8 +181,8 @@ class GitObjects:
         """Return what git prints.
 
         Args:
-            arguments: Its arguments.
-            given: Its standard input.
+            arguments: Arguments of git.
+            given: Standard input of git.
             theirs: Variables that name files of the agent's repository.
         """
         env = {"PATH": "/usr/bin:/bin", "HOME": self._own, "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1"}

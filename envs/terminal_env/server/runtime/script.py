@@ -146,9 +146,10 @@ class Reports:
 def reward(logs):
     """Return the number in the reward file, and what was found instead of one.
 
-    As in Harbor, reward.txt decides where both files are there. What was found is None without a reward file, and ""
-    for a file that is empty or not regular: then whatever was to write a number did not.
+    As in Harbor, reward.txt decides where both files have something. What was found is None without a reward file, and
+    "" for files that are empty or not regular: then whatever was to write a number did not.
     """
+    found = None
     for name in ("reward.txt", "reward.json"):
         try:
             fd = os.open(os.path.join(logs, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -159,7 +160,8 @@ def reward(logs):
         except OSError:  # a symbolic link, a directory
             raw = b""
         if not raw:
-            return None, ""
+            found = ""
+            continue
         try:
             value = json.loads(raw) if name.endswith(".json") else printed_number(raw.decode())
             value = value["reward"] if isinstance(value, dict) else value
@@ -168,7 +170,7 @@ def reward(logs):
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             pass
         return None, f"{name} says {raw[:200].decode('utf-8', 'replace')!a}"
-    return None, None
+    return None, found
 
 
 def printed_number(text):

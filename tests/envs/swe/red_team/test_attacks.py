@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from errata_server.sandbox.base import Backend, Limits, SandboxSnapshot
+from swe_bench_lite_env.server import grading
 from swe_bench_lite_env.server.grading import Graded, grade
 from swe_bench_lite_env.server.offered import bundled
 from swe_bench_lite_env.server.prepare.build import Builder
 from swe_bench_lite_env.server.prepare.store import Catalogue, Prepared, Store
+from swe_bench_lite_env.server.workspaces import TestRun
 
 from ..sessions import NAME, instance
 from .adaptive import ADAPTIVE, EQUAL_TO_EVERYTHING
@@ -61,4 +66,27 @@ async def test_no_attempt_is_rewarded(store: Store, namespace: Backend, attack: 
 
 async def test_objects_that_are_equal_to_everything_earn_nothing(store: Store, namespace: Backend) -> None:
     graded = await outcome(store, namespace, EQUAL_TO_EVERYTHING, "errata-examples__routetable-1")
+    assert graded.resolved and graded.reward == 0.0 and graded.canaries == "wrong", graded.log[-2000:]
+
+
+async def test_code_that_hangs_at_random_earns_nothing_where_its_twins_hang(
+    store: Store, namespace: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It swallows failures, and does not end in some runs: by chance in those of the twin alone."""
+    both, alone = grading._both, grading._alone
+
+    def hung(run: TestRun) -> TestRun:
+        return replace(run, result=replace(run.result, exit_code=None, timed_out=True))
+
+    async def both_with_a_hung_twin(*given: Any) -> Any:
+        run, beside = await both(*given)
+        return run, hung(beside) if beside is not None else None
+
+    async def hung_alone(*given: Any) -> Any:
+        return hung(await alone(*given))
+
+    monkeypatch.setattr(grading, "_both", both_with_a_hung_twin)
+    monkeypatch.setattr(grading, "_alone", hung_alone)
+    (swallows,) = (attack for attack in ATTACKS if attack.name == "package_swallows_hidden_failures")
+    graded = await outcome(store, namespace, swallows)
     assert graded.resolved and graded.reward == 0.0 and graded.canaries == "wrong", graded.log[-2000:]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from errata_server.sandbox.base import Backend
-from swe_bench_lite_env.dataset import load_dataset
+from swe_bench_lite_env.dataset import Dataset
 from swe_bench_lite_env.rules.directives import test_files as files_of
 from swe_bench_lite_env.rules.helpers import asserted, candidates, declared, followed, module_of
 from swe_bench_lite_env.server import workspaces
@@ -18,7 +18,6 @@ from swe_bench_lite_env.server.offered import bundled
 from swe_bench_lite_env.server.prepare.store import Prepared, Store
 from swe_bench_lite_env.server.readings import Changes, changes
 
-from ..preparing import shared_data
 from .attacks import Attack
 from .test_attacks import attacked, prepared
 from .test_honest import repaired
@@ -180,8 +179,8 @@ async def test_the_helpers_of_an_instance_are_found_behind_its_imports(store: St
     assert found.repaired == {"pagelist/links", "pagelist/paginator"}
 
 
-def test_no_gold_patch_changes_what_counts_as_a_helper_by_its_path() -> None:
-    rows = [*load_dataset(shared_data() / "swebench_lite_subset.jsonl"), *bundled()[0]]
+def test_no_gold_patch_changes_what_counts_as_a_helper_by_its_path(lite: Dataset) -> None:
+    rows = [*lite, *bundled()[0]]
     pattern = re.compile(workspaces.SURVEY["kinds"]["helper"])
     assert len(rows) > 10
     assert [path for row in rows for path in files_of(row.patch) if pattern.search(path)] == []
