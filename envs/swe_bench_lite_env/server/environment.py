@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
+import os
 import posixpath
 import shlex
 import time
@@ -49,6 +51,10 @@ FILE_BYTES = 16 * 1024**2
 """Largest file that ``read_file`` and ``edit`` take."""
 INLINE_BYTES = 256 * 1024
 """Largest file whose lines are counted and whose text is replaced on the event loop."""
+PATTERN_CHARACTERS = 16_000
+"""Longest pattern of ``search``: its bytes and names of files fit into the 128 KiB that xargs gives to a program."""
+PATH_BYTES = 4096
+"""PATH_MAX of Linux: a path of ``search`` has fewer bytes."""
 _EDIT_BUDGET = Budget(answer_bytes=64 * 1024**2)
 SESSION_LIMITS = Limits(memory_bytes=2 * 1024**3, pids=256, disk_bytes=1024**3, inodes=100_000)
 """Of a session's commands. Test suites of the benchmark's repositories need more than a shell does."""
@@ -306,6 +312,8 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
 
     async def _search(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
         episode, _ = self._live()
+        if len(action.path) >= PATH_BYTES or len(action.path.encode("utf-8", "surrogatepass")) >= PATH_BYTES:
+            raise PathRefused(action.path[:200] + "...", "ENAMETOOLONG", os.strerror(errno.ENAMETOOLONG))
         path = shlex.quote(action.path) if action.path else "."
         command = _SEARCH.format(cwd=shlex.quote(episode.cwd), pattern=shlex.quote(action.pattern), path=path)
         result = await self._quietly(command, what="grep")
@@ -517,4 +525,7 @@ def _wrong_argument(action: SweAction) -> tuple[str, str] | None:
             return "pattern", "search needs a pattern"
         if "\0" in action.pattern or "\n" in action.pattern:
             return "pattern", "pattern: lines are matched one by one, so that it cannot hold a line break"
+        if len(action.pattern) > PATTERN_CHARACTERS:
+            size = len(action.pattern)
+            return "pattern", f"the pattern has {size} characters, at most {PATTERN_CHARACTERS}: search for a part of it"
     return None

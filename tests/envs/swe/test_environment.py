@@ -17,7 +17,7 @@ from swe_bench_lite_env.dataset import UnknownInstance, read_row
 from swe_bench_lite_env.recipes import load_recipes
 from swe_bench_lite_env.rules.verdict import Outcome, Resolution
 from swe_bench_lite_env.server import environment as module
-from swe_bench_lite_env.server.environment import SweBenchLiteEnvironment
+from swe_bench_lite_env.server.environment import PATTERN_CHARACTERS, SweBenchLiteEnvironment
 from swe_bench_lite_env.server.offered import EVALUATION_WARNING, bundled
 from swe_bench_lite_env.server.prepare import store as prepare_store
 from swe_bench_lite_env.server.prepare.build import Builder
@@ -209,6 +209,10 @@ async def test_files_are_read_in_parts_written_and_searched() -> None:
     pattern = await call(environment, "search", pattern="(")
     assert pattern.error_kind == "invalid_arguments" and pattern.error_site
     assert (pattern.error_site.action_field, pattern.error_site.action_span) == ("pattern", (0, 1))
+    longest = await call(environment, "search", pattern="x" * PATTERN_CHARACTERS)
+    assert (longest.error_kind, longest.stderr) == (None, "")
+    far = await call(environment, "search", pattern="x", path="d/" * 2_048)
+    assert far.error_kind == "invalid_arguments" and far.stderr == f"{'d/' * 100}...: File name too long"
     await call(environment, "run", command="mkdir /tmp/d; cd /tmp/d; rmdir /tmp/d")
     lost = await call(environment, "search", pattern="x")
     assert lost.error_kind == "path_not_found" and "/tmp/d is gone" in lost.stderr
@@ -283,6 +287,7 @@ async def test_a_patch_is_applied_whole_or_not_at_all() -> None:
         (SweAction(tool="apply_patch", patch=" \n"), "patch"),
         (SweAction(tool="search"), "pattern"),
         (SweAction(tool="search", pattern="a\nb"), "pattern"),
+        (SweAction(tool="search", pattern="a" * (PATTERN_CHARACTERS + 1)), "pattern"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.tool,
 )
