@@ -263,6 +263,17 @@ class SandboxConformance:
         fork = await backend.restore(SandboxSnapshot((await box.snapshot()).ref))
         assert (fork.workdir, (await fork.run("pwd")).stdout) == ("/tmp", "/tmp\n")
 
+    async def test_an_empty_work_directory_has_nothing_of_the_base(self, backend: Backend) -> None:
+        specs = [SandboxSpec("/var/lib/dpkg", mtime_s=1, empty=empty) for empty in (True, True, False)]
+        box, other, whole = [await backend.open(spec=spec) for spec in specs]
+        assert (await box.run("ls")).stdout == ""
+        digests = [await one.merged_digest() for one in (box, other, whole)]
+        assert digests[0] == digests[1]
+        assert (digests[1] == digests[2]) == ((await whole.run("ls")).stdout == "")
+        assert (await box.run("mkdir info; echo 1 > info/f; cat info/f")).stdout == "1\n"
+        fork = await backend.restore(await box.snapshot())
+        assert (await fork.run("ls; ls info")).stdout == "info\nf\n"
+
     async def test_a_sandbox_without_a_spec_has_the_workspace(self, backend: Backend) -> None:
         for spec in (None, SandboxSpec()):
             box = await backend.open(spec=spec)

@@ -95,6 +95,7 @@ class SandboxSpec:
         entries: Files, directories and symlinks, made in this order after the work directory. Paths may lead through
             symlinks of the base tree (``/bin/x`` is ``/usr/bin/x``). They do not count towards the session's limits.
         mtime_s: Modification time of everything that is made, in seconds since 1970; None for the current time.
+        empty: Whether the sandbox goes without what the base tree has in the work directory.
 
     Raises:
         SpecRefused: A path, name or value is invalid.
@@ -104,6 +105,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     entries: tuple[Entry, ...] = ()
     mtime_s: int | None = None
+    empty: bool = False
 
     def __post_init__(self) -> None:
         check_workdir(self.workdir)
@@ -121,7 +123,7 @@ class SandboxSpec:
     @property
     def makes_files(self) -> bool:
         """Whether anything has to be made on disk, rather than using the base tree unchanged."""
-        return self.workdir != WORKSPACE or bool(self.entries)
+        return self.workdir != WORKSPACE or bool(self.entries) or self.empty
 
 
 def check_workdir(path: str) -> None:

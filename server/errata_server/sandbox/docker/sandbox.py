@@ -442,7 +442,7 @@ class DockerSandbox(Sandbox):
         )
         if (ended, status) != ("exit", 0):
             why = bytes(output[:300]).decode("utf-8", "replace")
-            raise SandboxFailed(f"the mounts of a command could not be removed: {why or ended}")
+            raise SandboxFailed(f"{paths[0]} of a sandbox could not be removed: {why or ended}")
 
     async def read_file(self, path: str, *, max_bytes: int = 1024**2) -> bytes:
         found = bytearray()
@@ -507,6 +507,8 @@ class DockerSandbox(Sandbox):
         self._shell = ShellState.starting(spec.workdir, spec.env, self.defaults())
         if not spec.makes_files:
             return
+        if spec.empty:
+            await self._remove((spec.workdir,))
         paths, question = start_archive.probe(spec)
         answer = bytearray()
         await self._exec(

@@ -276,6 +276,10 @@ class FakeSandbox(Sandbox):
             SpecRefused: ``spec`` has a symlink, or the base tree has something else at the path of an entry.
         """
         self._workdir = spec.workdir
+        if spec.empty:
+            below = f"{spec.workdir}/"
+            for path in [path for path in self._files if path == spec.workdir or path.startswith(below)]:
+                del self._files[path]
         for entry in (Directory(spec.workdir), *spec.entries):
             if not isinstance(entry, Directory | File):
                 raise SpecRefused(f"entry {entry.path}: the fake sandbox has no links")

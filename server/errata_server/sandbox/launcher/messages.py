@@ -12,12 +12,12 @@ Slot = tuple[str, int, list[int], int | None]
 """Name; descriptors of the network namespace, of the ``cgroup.procs`` files and of the user namespace (None if
 commands share a host uid)."""
 
-PlanRow = tuple[Literal["d", "f", "l"], bytes, Any, Any, Any]
+PlanRow = tuple[Literal["d", "f", "l", "x"], bytes, Any, Any, Any]
 """One entry to make before the first command: ``(kind, path, mode, owner, payload)``.
 
-Kind is ``d`` for a directory, ``f`` for a file, ``l`` for a symlink. ``mode`` and ``owner`` (a uid) are None where an
-existing directory keeps its own, and always set for a file. ``payload`` is the mode of a new directory, the size of a
-file's content in bytes, or a link's target.
+Kind is ``d`` for a directory, ``f`` for a file, ``l`` for a symlink, ``x`` to remove what is there with all below it.
+``mode`` and ``owner`` (a uid) are None where an existing directory keeps its own, and always set for a file.
+``payload`` is the mode of a new directory, the size of a file's content in bytes, or a link's target.
 """
 
 

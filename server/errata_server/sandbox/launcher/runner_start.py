@@ -5,7 +5,7 @@ run in the sandbox yet.
 """
 
 # A fork copies the memory of what was imported, so no pathlib.
-# ruff: noqa: PTH101, PTH102, PTH108, PTH112, PTH116, PTH120, PTH211
+# ruff: noqa: PTH101, PTH102, PTH106, PTH108, PTH112, PTH114, PTH116, PTH118, PTH120, PTH211
 
 import ctypes
 import errno
@@ -64,6 +64,9 @@ class PlanExecution:
         """
         for kind, path, mode, owner, payload in self.plan:
             try:
+                if kind == "x":
+                    remove_tree(path)
+                    continue
                 if kind == "d":
                     self.directory(path, mode, owner, payload)
                     continue
@@ -150,6 +153,22 @@ def remove_file(path: bytes) -> None:
         os.unlink(path)
     except FileNotFoundError:
         pass
+
+
+def remove_tree(path: bytes) -> None:
+    """Remove what is at ``path``, if anything, with all below it; raises OSError as `check_file_system` does."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        remove_file(path)
+        return
+    check_file_system(path)
+    for here, directories, files in os.walk(path, topdown=False):
+        for name in files + directories:
+            below = os.path.join(here, name)
+            if os.path.isdir(below) and not os.path.islink(below):
+                os.rmdir(below)
+            else:
+                os.unlink(below)
+    os.rmdir(path)
 
 
 def check_file_system(path: bytes) -> None:

@@ -25,6 +25,8 @@ def request_for(spec: SandboxSpec, *, rootless: bool) -> tuple[dict[str, Any], b
     """
     rows: list[tuple[str, bytes, int | None, int | None, int | bytes]] = []
     contents: list[bytes] = []
+    if spec.empty:
+        rows.append(("x", os.fsencode(spec.workdir), None, None, 0))
     for entry in (Directory(spec.workdir, owner="agent"), *spec.entries):
         path = os.fsencode(entry.path)
         if isinstance(entry, Directory):
