@@ -195,12 +195,13 @@ class Engine:
         if not is_id and not self._allows(image):
             allowed = ", ".join(self.policy.images) or "none"
             raise Refused(
-                "image_refused", f"image {image} is not on the broker's list ({allowed}): start it with --image"
+                "image_refused",
+                f"image {image} is not on the broker's list ({allowed}): start the broker with --image '{image}', too",
             )
         found = self._found_image(api, image)
         if found is None:  # also for one that is not this owner's: nobody learns what else the engine has
             what = "layer" if is_id else "image"
-            fix = "it was collected" if is_id else f"bring it to the engine first: docker pull {image}"
+            fix = "it was collected" if is_id else f"bring it to the engine first: errata image pull {image}"
             raise Refused("image_missing", f"{what} {image} is not in the engine: {fix}")
         return str(found["Id"])
 

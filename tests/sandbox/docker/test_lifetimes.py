@@ -199,7 +199,7 @@ async def test_a_restarted_server_removes_what_the_dead_one_left_and_keeps_layer
 
 
 async def test_a_missing_or_refused_image_is_named_with_the_way_to_it(docker_backend: DockerBackend) -> None:
-    with pytest.raises(SandboxUnavailable, match=r"image errata/base:nope is not in the engine.*docker pull"):
+    with pytest.raises(SandboxUnavailable, match=r"image errata/base:nope is not in the engine.*errata image pull"):
         await docker_backend.open(base="nope")
     with pytest.raises(SandboxUnavailable, match=r"image other:1 is not on the broker's list .*--image"):
         await docker_backend.open(base="other:1")
