@@ -77,6 +77,7 @@ class Instance:
         log_parser: Parser that the row names (swebench 5), e.g. ``parse_log_pytest``; empty: that of the repository.
         eval_type: ``pass_and_fail``, or ``fail_only`` for runners that report failures only (swebench 5).
         split: The split that the row was read from.
+        image: Name of the image that the row names as its own; empty where it names none.
     """
 
     repo: str
@@ -94,6 +95,7 @@ class Instance:
     log_parser: str = field(default="", repr=False)
     eval_type: str = field(default="pass_and_fail", repr=False)
     split: str = field(default=LOCAL_SPLIT, repr=False)
+    image: str = field(default="", repr=False)
 
     def public(self) -> dict[str, str]:
         """Return what may leave the server."""
@@ -117,14 +119,14 @@ class Instance:
     def row(self) -> dict[str, str]:
         """Return the row in the benchmark's schema: every value is a string, the two lists of tests are JSON.
 
-        Fields that the schema does not have are left out: ``log_parser``, ``eval_type`` and ``split``.
+        Fields that the schema does not have are left out: ``log_parser``, ``eval_type``, ``split`` and ``image``.
         """
         row: dict[str, str] = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name in ("fail_to_pass", "pass_to_pass"):
                 row[item.name.upper()] = json.dumps(list(value))
-            elif item.name not in ("log_parser", "eval_type", "split"):
+            elif item.name not in ("log_parser", "eval_type", "split", "image"):
                 row[item.name] = value
         return row
 
@@ -329,6 +331,7 @@ def read_row(row: Mapping[str, Any], where: str = "row", split: str = LOCAL_SPLI
         log_parser=text("log_parser"),
         eval_type=eval_type,
         split=text("split") or split,
+        image=text("image_name") or text("docker_image"),
     )
 
 

@@ -22,6 +22,7 @@ SOURCE_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "git": (),
         "tree": ("path",),
         "directory": ("path",),
+        "image": ("name",),
     }
 )
 """Kinds of a source, with the keys that each needs."""
@@ -37,6 +38,7 @@ _SOURCE_KEYS = {
     "git": {"kind", "repo", "commit"},
     "tree": {"kind", "path"},
     "directory": {"kind", "path"},
+    "image": {"kind", "name"},
 }
 _KEYS = {
     "instance_id",
@@ -66,8 +68,9 @@ class Source:
 
     Args:
         kind: ``sdist`` (a source archive of the package index), ``git`` (a local mirror), ``tree`` (an exported root
-            file system that has the repository in ``/testbed``), or ``directory`` (files beside the recipe).
-        name: Of ``sdist``: the project on the index.
+            file system that has the repository in ``/testbed``), ``directory`` (files beside the recipe), or ``image``
+            (an image of the container engine that has the repository in ``/testbed``).
+        name: Of ``sdist``: the project on the index; of ``image``: the image's name.
         version: Of ``sdist``.
         sha256: Of ``sdist``: digest of the archive, hexadecimal; empty: not checked.
         repo: Of ``git``: ``owner/name`` in the mirror; empty: that of the row.
@@ -252,18 +255,27 @@ def read_recipe(values: Any, where: str = "recipe", root: Path | None = None) ->
     )
 
 
-def load_recipes(path: str | Path, *, broken: MutableMapping[str, str] | None = None) -> Recipes:
+def load_recipes(
+    path: str | Path | None,
+    *,
+    broken: MutableMapping[str, str] | None = None,
+    defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Recipes:
     """Read a file of recipes: a JSON list, a JSON object by instance id, or JSON lines (``.jsonl``).
 
     Args:
-        path: The file.
+        path: The file; None for the defaults alone.
         broken: Gets the reason why a recipe cannot be used, by its instance's id or its place; `Recipes.find` raises
             that reason. None: such a recipe is an error.
+        defaults: Recipes as JSON objects by instance id. One in the file only needs the keys that differ from them.
 
     Raises:
         RecipeInvalid: The file cannot be read; or a recipe of it cannot, or two are of one instance, and ``broken`` is
             None.
     """
+    made = {name: read_recipe(values) for name, values in defaults.items()}
+    if path is None:
+        return Recipes(made)
     path = Path(path).expanduser()
     try:
         found = json_values(path)
@@ -281,6 +293,8 @@ def load_recipes(path: str | Path, *, broken: MutableMapping[str, str] | None = 
     problems: dict[str, str] = {}
     for number, values in enumerate(found, 1):
         where = f"{path.name} recipe {number}"
+        if isinstance(values, Mapping):
+            values = {**defaults.get(str(values.get("instance_id")), {}), **values}
         try:
             recipe = read_recipe(values, where, path.resolve().parent)
             if recipe.instance_id in recipes:
@@ -295,7 +309,7 @@ def load_recipes(path: str | Path, *, broken: MutableMapping[str, str] | None = 
     if broken is not None:
         broken.update({printable(name): why for name, why in problems.items()})
     # Of two recipes of an instance neither is known to be the right one.
-    kept = {name: recipe for name, recipe in recipes.items() if name not in problems}
+    kept = {name: recipe for name, recipe in (made | recipes).items() if name not in problems}
     return Recipes(kept, str(path), problems)
 
 

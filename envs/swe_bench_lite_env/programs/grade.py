@@ -33,7 +33,7 @@ from ..server.prepare.build import Builder
 from ..server.prepare.store import Catalogue, Prepared, Store, problems_of
 from ..server.prepare.validate import validate
 from ..server.workspaces import GRADING_LIMITS
-from .inputs import add_inputs, bases_of, opened, read_dataset, recipes_of, say
+from .inputs import add_inputs, bases_of, opened, read_dataset, read_recipes, say
 
 _ABOUT = """Grade predictions by the rules of SWE-bench, each in forks of its instance's start. What is not prepared
 is prepared first, as `errata swe prepare` does. The exit status is 0 where every prediction got a verdict, whatever it
@@ -71,7 +71,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    dataset, recipes = read_dataset(options), recipes_of(options)
+    dataset = read_dataset(options)
+    recipes = read_recipes(options, dataset)
     named = [name for group in options.instance for part in group for name in part.split(",") if name]
     if named:
         dataset = Dataset([dataset.find(name) for name in dict.fromkeys(named)], dataset.name)

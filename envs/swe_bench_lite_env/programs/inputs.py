@@ -17,6 +17,7 @@ from errata_server.settings import Settings
 
 from ..dataset import TEST_SPLIT, Dataset, EvaluationSplitWarning, Instance, UnknownSplit, load_dataset
 from ..recipes import Recipe, Recipes, load_recipes
+from ..server.prepare.images import OFFICIAL, image_recipes
 from ..server.prepare.store import Store
 
 
@@ -25,9 +26,9 @@ def add_inputs(parser: argparse.ArgumentParser, *, recipes: bool = True) -> None
     rows = "Rows in the benchmark's schema: .jsonl, .json, .parquet, or a data set of the Hugging Face hub by name."
     parser.add_argument("--dataset", required=True, metavar="FILE", help=rows)
     if recipes:
-        parser.add_argument(
-            "--recipes", required=True, type=Path, metavar="FILE", help="Recipes of the instances, JSON."
-        )
+        parser.add_argument("--recipes", type=Path, metavar="FILE", help="Recipes of the instances, JSON.")
+        images = f"On the benchmark's images, {OFFICIAL} without a value; a recipe then only says what differs."
+        parser.add_argument("--images", nargs="?", const=OFFICIAL, metavar="NAMESPACE[:TAG]", help=images)
     parser.add_argument("--split", metavar="NAME", help="The split of the data set; all without it.")
     which = "These instances; all that have a recipe without it. Repeatable."
     parser.add_argument("--instance", action="append", nargs="+", default=[], metavar="ID", help=which)
@@ -72,7 +73,8 @@ def chosen(
         RecipeMissing: An instance that was named has no recipe.
         InvalidRequest: No instance has one.
     """
-    dataset, recipes = read_dataset(options, broken), load_recipes(options.recipes, broken=broken)
+    dataset = read_dataset(options, broken)
+    recipes = read_recipes(options, dataset, broken)
     named = [name for group in options.instance for part in group for name in part.split(",") if name]
     if named:
         rows = [dataset.find(name) for name in dict.fromkeys(named)]
@@ -87,9 +89,22 @@ def chosen(
     return pairs, [row.instance_id for row in dataset if row.instance_id not in known]
 
 
-def recipes_of(options: argparse.Namespace) -> Recipes:
-    """Return the recipes that were named."""
-    return load_recipes(options.recipes)
+def read_recipes(
+    options: argparse.Namespace, dataset: Dataset, broken: MutableMapping[str, str] | None = None
+) -> Recipes:
+    """Return the recipes that were named, and those that the rows stand for with ``--images``.
+
+    Args:
+        options: The command's options.
+        dataset: The rows.
+        broken: See `load_recipes`.
+
+    Raises:
+        InvalidRequest: Neither was given, or the file of recipes cannot be read.
+    """
+    if options.recipes is None and options.images is None:
+        raise InvalidRequest("name the recipes with --recipes FILE, or build on the benchmark's images with --images")
+    return load_recipes(options.recipes, broken=broken, defaults=image_recipes(dataset, options.images))
 
 
 def bases_of(entries: Sequence[str]) -> dict[str, Path]:

@@ -24,6 +24,7 @@ from ..dataset import (
     some,
 )
 from ..recipes import Recipe, Recipes, load_recipes
+from .prepare.images import image_recipes
 from .settings import SweSettings, read_settings
 
 log = logging.getLogger("errata.swe")
@@ -113,7 +114,7 @@ class Offered:
                 if split is None and name == TEST_SPLIT:
                     log.warning("%s: %s", self.source, EVALUATION_WARNING)
                 return name, dataset.find(instance_id)
-        if split is None and self.test and instance_id in _test_ids(self.source):
+        if split is None and self.test and instance_id in {row.instance_id for row in _test_rows(self.source)}:
             raise UnknownInstance(
                 f"{instance_id} is of the split {TEST_SPLIT}, which is for evaluation: "
                 f"reset(split={TEST_SPLIT!r}, instance_id={instance_id!r}) takes it",
@@ -172,12 +173,12 @@ def offered(settings: SweSettings) -> Offered:
 
     A row or a recipe that cannot be used is left out, and a data set that cannot be read hides no bundled instance.
     """
-    if settings.dataset is None or settings.recipes is None:
-        return _offered(None, None, None, ())
-    files = (Path(settings.dataset).expanduser(), settings.recipes.expanduser())
+    if settings.dataset is None:
+        return _offered(None, None, None, None, ())
+    files = [Path(path).expanduser() for path in (settings.dataset, settings.recipes) if path is not None]
     changes = tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in files)
     try:
-        return _offered(settings.dataset, settings.recipes, settings.split, changes)
+        return _offered(settings.dataset, settings.recipes, settings.images, settings.split, changes)
     except NotSupported as error:  # the hub cannot be reached now: the next reset tries again
         return _bundled_only(settings.dataset, error.message)
 
@@ -189,13 +190,15 @@ def unusable() -> dict[str, str]:
 
 
 @lru_cache(maxsize=4)
-def _offered(source: str | None, recipes: Path | None, split: str | None, changes: tuple[int, ...]) -> Offered:
+def _offered(
+    source: str | None, recipes: Path | None, images: str | None, split: str | None, changes: tuple[int, ...]
+) -> Offered:
     del changes  # part of the key
     own, own_recipes = bundled()
-    if source is None or recipes is None:
+    if source is None:
         return Offered({BUNDLED: own}, BUNDLED, {BUNDLED: own_recipes})
     try:
-        return _with_own(source, recipes, split)
+        return _with_own(source, recipes, images, split)
     except NotSupported:
         raise
     except InvalidRequest as error:
@@ -212,7 +215,7 @@ def _bundled_only(source: str, why: str) -> Offered:
     return Offered({BUNDLED: own}, "", {BUNDLED: own_recipes}, source, unusable=printable(why))
 
 
-def _with_own(source: str, recipes: Path, split: str | None) -> Offered:
+def _with_own(source: str, recipes: Path | None, images: str | None, split: str | None) -> Offered:
     """Return the bundled instances and the operator's.
 
     Raises:
@@ -236,7 +239,10 @@ def _with_own(source: str, recipes: Path, split: str | None) -> Offered:
     if both:
         raise InvalidRequest(f"{source}: {both[0]} is an instance of this package too: rename it")
     default = split or next((name for name in ("train", *splits) if name in splits), "")
-    theirs = load_recipes(recipes, broken=broken)
+    rows = [row for dataset in splits.values() for row in dataset]
+    if images is not None and test:
+        rows += _test_rows(source)
+    theirs = load_recipes(recipes, broken=broken, defaults=image_recipes(rows, images))
     for why in broken.values():
         log.warning("not offered: %s", why)
     return Offered({**splits, BUNDLED: own}, default, {BUNDLED: own_recipes, "": theirs}, source, test, broken)
@@ -253,8 +259,8 @@ def _test_split(source: str) -> Dataset:
     return found
 
 
-def _test_ids(source: str) -> frozenset[str]:
+def _test_rows(source: str) -> list[Instance]:
     try:
-        return frozenset(_test_split(source).ids)
+        return list(_test_split(source))
     except UnknownSplit:
-        return frozenset()
+        return []

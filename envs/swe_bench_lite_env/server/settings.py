@@ -16,7 +16,9 @@ class SweSettings(BaseSettings):
 
     Attributes:
         dataset: Instances to offer besides the bundled ones: a file or directory, or a name on the Hugging Face hub.
-        recipes: File of their recipes; needed with ``dataset``.
+        recipes: File of their recipes; needed with ``dataset``, unless ``images`` is set.
+        images: ``NAMESPACE[:TAG]`` of the images that the instances of ``dataset`` were prepared on (``errata swe
+            prepare --images``). A recipe then only says what differs.
         split: The split of ``dataset`` to offer; all but ``test`` without it. ``test`` has to be named.
         rules: Whose rules grade: 5 for swebench 5.0.2, 4 for 4.1.0.
         reward: ``resolved``: 1.0 or 0.0. ``fraction``: the share of FAIL_TO_PASS that passes where all of PASS_TO_PASS
@@ -38,6 +40,7 @@ class SweSettings(BaseSettings):
 
     dataset: str | None = None
     recipes: Path | None = None
+    images: str | None = None
     split: str | None = None
     rules: Literal[4, 5] = 5
     reward: Literal["resolved", "fraction"] = "resolved"
@@ -53,11 +56,14 @@ class SweSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _a_data_set_needs_recipes(self) -> SweSettings:
-        if self.dataset and not self.recipes:
-            raise ValueError("ERRATA_SWE_DATASET needs ERRATA_SWE_RECIPES, the file of its recipes")
-        if (self.recipes or self.split) and not self.dataset:
+        if self.dataset and not (self.recipes or self.images):
             raise ValueError(
-                "ERRATA_SWE_RECIPES and ERRATA_SWE_SPLIT need ERRATA_SWE_DATASET, the data set they are of"
+                "ERRATA_SWE_DATASET needs ERRATA_SWE_RECIPES, the file of its recipes, or ERRATA_SWE_IMAGES"
+            )
+        if (self.recipes or self.images or self.split) and not self.dataset:
+            raise ValueError(
+                "ERRATA_SWE_RECIPES, ERRATA_SWE_IMAGES and ERRATA_SWE_SPLIT need ERRATA_SWE_DATASET, the data set they "
+                "are of"
             )
         return self
 

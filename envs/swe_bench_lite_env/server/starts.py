@@ -12,6 +12,7 @@ from errata_server.settings import Settings
 from ..dataset import Instance
 from ..recipes import Recipe
 from .prepare.build import Builder
+from .prepare.images import inputs
 from .prepare.store import Catalogue, NotPrepared, NotValidated, Prepared, Store
 
 log = logging.getLogger("errata.swe")
@@ -52,7 +53,7 @@ class Starts:
         try:
             return await self._catalogue.open(instance, recipe, validated=not bundled, limits=limits)
         except NotValidated as error:
-            raise _without_names(error, instance) from error
+            raise _without_names(error, instance, recipe) from error
 
     async def find(self, instance: Instance, recipe: Recipe, *, bundled: bool) -> Prepared:
         """Return an instance on which a session started earlier, without a new sandbox.
@@ -65,7 +66,7 @@ class Starts:
         try:
             return await self._catalogue.find(instance, recipe, validated=not bundled, outdated=True)
         except NotValidated as error:
-            raise _without_names(error, instance) from error
+            raise _without_names(error, instance, recipe) from error
 
     async def _build(self, instance: Instance, recipe: Recipe) -> None:
         """Prepare an instance where it is not yet: one build for all sessions that wait for it."""
@@ -96,11 +97,11 @@ def starts_on(backend: Backend) -> Starts:
     return found
 
 
-def _without_names(error: NotValidated, instance: Instance) -> NotValidated:
+def _without_names(error: NotValidated, instance: Instance, recipe: Recipe) -> NotValidated:
     """Return the error without what the validation found, which names tests; the log has it."""
     log.warning("%s", error.message)
     return NotValidated(
         f"{instance.instance_id} may not be served: its validation was not run, or did not pass. The server's log has "
-        f"more; run `errata swe validate --dataset FILE --recipes FILE --instance {instance.instance_id}`",
+        f"more; run `errata swe validate --dataset FILE {inputs(recipe)} --instance {instance.instance_id}`",
         instance_id=instance.instance_id,
     )

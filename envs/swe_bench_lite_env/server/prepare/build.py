@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
 import shlex
 import shutil
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -26,18 +28,19 @@ from errata_protocol.errors import EnvironmentFailed, SandboxUnavailable
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox
 from errata_server.sandbox.base_trees.derived import derive_base, remove_base
 from errata_server.sandbox.base_trees.importer import import_base
-from errata_server.sandbox.base_trees.tree import BaseTree, base_directories, find_base
+from errata_server.sandbox.base_trees.tree import AGENT_UID, BaseTree, base_directories, find_base
 from errata_server.sandbox.spec import DEFAULT_PATH, Directory, SandboxSpec
 
 from ...dataset import Instance
 from ...recipes import BASE_PYTHON, Recipe
 from ..patches import applicable
 from . import interpreters
+from .images import base_id, image_id
 from .index import SOCKET, PackageIndex, lent
 from .interpreters import ENVIRONMENT, Interpreter
 from .reach import copies, project_packages
-from .sources import MOUNT, Fetched, SourceMissing, build_key, fetch, pack_tree
-from .store import EPOCH_S, SHELL_ENV, WORKDIR, Build, Store, demand
+from .sources import LEFT_OUT, MOUNT, Fetched, SourceMissing, build_key, fetch, pack_tree
+from .store import EPOCH_S, HOME, SHELL_ENV, START_LIMITS, WORKDIR, Build, Store, demand
 
 Progress = Callable[[str], None]
 
@@ -132,19 +135,24 @@ class Builder:
             SandboxFailed: The sandbox broke.
         """
         key = await asyncio.to_thread(build_key, instance, recipe)
-        known = None if again else self.store.find(instance, key)
-        if known is not None and self.base(known.base) is not None:
-            return known
+        image = await image_id(self.backend, recipe) if recipe.source.kind == "image" else None
+
+        def known() -> Build | None:
+            found = None if again else self.store.find(instance, key)
+            usable = found and (self.base(found.base) is not None if image is None else found.base == image)
+            return found if usable else None
+
+        if (found := known()) is not None:
+            return found
         await self.backend.start()
         await asyncio.to_thread(self.store.make)
         async with self.store.locked(f"build-{key[:32]}", self.progress):
-            known = None if again else self.store.find(instance, key)
-            if known is not None and self.base(known.base) is not None:
-                return known  # another process made it meanwhile
+            if (found := known()) is not None:
+                return found  # another process made it meanwhile
             started = time.monotonic()
             work = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self.store.directory, prefix=".build-"))
             try:
-                made = await _Job(self, instance, recipe, key, work).run()
+                made = await _Job(self, instance, recipe, key, work, image).run()
             finally:
                 await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
             made = replace(made, seconds=round(time.monotonic() - started, 2), created=int(time.time()))
@@ -167,15 +175,6 @@ class Builder:
         return find_base("default", self._bases)
 
 
-async def base_id(backend: Backend, name: str = "default") -> str:
-    """Return the id of a base tree."""
-    sandbox = await backend.open(base=name)
-    try:
-        return (await sandbox.snapshot()).ref.id
-    finally:
-        await sandbox.destroy()
-
-
 def _size(root: Path) -> int:
     return sum(path.lstat().st_size for path in root.rglob("*") if not path.is_dir())
 
@@ -187,10 +186,13 @@ def _is_there(root: Path, place: str) -> bool:
 class _Job:
     """One build of one instance."""
 
-    def __init__(self, builder: Builder, instance: Instance, recipe: Recipe, key: str, work: Path) -> None:
+    def __init__(
+        self, builder: Builder, instance: Instance, recipe: Recipe, key: str, work: Path, image: str | None
+    ) -> None:
         self._builder = builder
         self._store, self._backend = builder.store, builder.backend
         self._instance, self._recipe, self._key, self._work = instance, recipe, key, work
+        self._image = image
         self._notes: list[str] = []
         self._mounts: dict[str, Path] = {}
 
@@ -198,6 +200,8 @@ class _Job:
         await asyncio.to_thread(self._copy_programs)
         if self._recipe.source.kind == "tree":
             return await self._from_root_file_system()
+        if self._image is not None:
+            return await self._from_image(self._image)
         self._say(f"fetching the source ({self._recipe.source.kind})")
         source = await asyncio.to_thread(
             fetch,
@@ -267,6 +271,61 @@ class _Job:
         base = await self._without_copies(base, tree)
         words = f"root file system {path.name}"
         return self._build(base=base.id, python=python, env=env, tree=tree, size_bytes=size, source=words)
+
+    async def _from_image(self, image: str) -> Build:
+        """Build on an image of the engine that has all of it: the environment stays, the repository is made anew."""
+        name, place = self._recipe.source.name, self._work / "source"
+        self._say(f"copying {WORKDIR} of {name}")
+        place.mkdir(mode=0o755)
+        source = Fetched(place, f"tar -xpf {MOUNT}/data.tar", f"image {name}")
+        sandbox = await self._backend.open(base=image, limits=START_LIMITS)  # nothing is installed
+        try:
+            there = (await self._run(sandbox, f"ls -d {WORKDIR} {' '.join(_PYTHONS)}")).stdout.split()
+            python = next((one for one in _PYTHONS if one in there), "")
+            if WORKDIR not in there or not python:
+                raise SourceMissing(
+                    f"{self._recipe.instance_id}: {name} has not both {WORKDIR} and a Python at {', '.join(_PYTHONS)}"
+                )
+            excluded = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in (*LEFT_OUT, "*.pyc"))
+            pack = f"mkdir -p {_OUT} && tar -C {WORKDIR} {excluded} -cf {_OUT}/data.tar ."
+            await self._step(sandbox, pack, f"packing {WORKDIR}")
+            archive = await self._carry(sandbox, f"{_OUT}/data.tar", place / "data.tar")
+            users = await sandbox.read_file("/etc/passwd")
+        finally:
+            await sandbox.destroy()
+        await asyncio.to_thread(archive.chmod, 0o644)
+        self._mounts = {"/setup": self._work / "programs", MOUNT: place}
+        sandbox = await self._open(image, limits=START_LIMITS)
+        try:
+            await self._unpack(sandbox, source)
+            del self._mounts[MOUNT]  # a container gets a copy for every command
+            tree, size = await self._repository(sandbox)
+        finally:
+            await sandbox.destroy()
+        programs, _, _ = python.rpartition("/")
+        env = {**SHELL_ENV, "PATH": f"{programs}:{DEFAULT_PATH}", "HOME": HOME}
+        if python == _PYTHONS[0]:
+            env |= {"CONDA_DEFAULT_ENV": "testbed", "CONDA_PREFIX": programs.removesuffix("/bin")}
+        system, system_size = await asyncio.to_thread(self._keep_own, await asyncio.to_thread(self._users, users))
+        return self._build(
+            base=image,
+            python=python,
+            env={**env, **self._recipe.env},
+            tree=tree,
+            system=system,
+            size_bytes=size + system_size,
+            source=source.words,
+        )
+
+    def _users(self, known: bytes) -> Path:
+        """Write an archive with the list of users of an image, to which the agent's is added."""
+        archive = self._work / "own.tar"
+        with tarfile.open(archive, "w") as opened:
+            member = tarfile.TarInfo("etc/passwd")
+            content = known.rstrip(b"\n") + f"\nagent:x:{AGENT_UID}:{AGENT_UID}::{HOME}:/bin/bash\n".encode()
+            member.size, member.mode = len(content), 0o644
+            opened.addfile(member, io.BytesIO(content))
+        return archive
 
     async def _with_environment(self, source: Fetched) -> Build:
         """Build with the recipe's Python and what it installs, on a base tree shared with others of the version."""
@@ -494,9 +553,9 @@ class _Job:
         carried = await self._carry(sandbox, archive, self._work / "tree.tar.gz")
         return await asyncio.to_thread(self._store.add, carried)
 
-    async def _open(self, base: str, *entries: Directory) -> Sandbox:
-        spec = SandboxSpec(workdir=WORKDIR, entries=entries, mtime_s=EPOCH_S)
-        return await self._backend.open(base=base, limits=BUILD_LIMITS, spec=spec)
+    async def _open(self, base: str, *entries: Directory, limits: Limits = BUILD_LIMITS) -> Sandbox:
+        spec = SandboxSpec(workdir=WORKDIR, entries=entries, mtime_s=EPOCH_S, empty=True)
+        return await self._backend.open(base=base, limits=limits, spec=spec)
 
     async def _installed(self, sandbox: Sandbox, command: str, extra: Mapping[str, str] = MappingProxyType({})) -> None:
         """Run a command that may install: in the work tree, with the environment and the package index."""
@@ -545,7 +604,7 @@ class _Job:
         programs = self._work / "programs"
         shutil.copytree(_INSIDE, programs, ignore=shutil.ignore_patterns("__pycache__"))
         config = {"root": WORKDIR, "time": EPOCH_S, "message": f"{self._instance.repo} at the base commit"}
-        config["heed_ignore"] = self._recipe.source.kind == "tree"
+        config["heed_ignore"] = self._recipe.source.kind in ("tree", "image")
         (programs / "finish.json").write_text(json.dumps(config), "ascii")
         (programs / "pip.conf").write_text(_PIP.format(port=_PORT), "ascii")
         (programs / ".pydistutils.cfg").write_text(_DISTUTILS.format(port=_PORT), "ascii")

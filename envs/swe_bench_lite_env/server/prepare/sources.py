@@ -25,7 +25,7 @@ FORMAT = 2
 MOUNT = "/source"
 """Where a sandbox has the directory of a `Fetched`."""
 
-_LEFT_OUT = (".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
+LEFT_OUT = (".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 
 
 class SourceMissing(InvalidRequest, LookupError):
@@ -58,6 +58,8 @@ def _source_identity(instance: Instance, recipe: Recipe, source: Source) -> list
         return ["sdist", source.name, source.version, source.sha256]
     if source.kind == "git":
         return ["git", source.repo or instance.repo, source.commit or instance.base_commit]
+    if source.kind == "image":
+        return ["image", source.name]
     path = recipe.source_path
     if not path.exists():
         raise SourceMissing(f"{recipe.instance_id}: its recipe names the source {path}, which is not there")
@@ -70,10 +72,10 @@ def _source_identity(instance: Instance, recipe: Recipe, source: Source) -> list
 def files_of(directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files, links and directories below a directory in a fixed order, by relative path; no caches."""
     for here, subdirectories, files in os.walk(directory):
-        subdirectories[:] = sorted(name for name in subdirectories if name not in _LEFT_OUT)
+        subdirectories[:] = sorted(name for name in subdirectories if name not in LEFT_OUT)
         for name in sorted([*subdirectories, *files]):
             path = Path(here, name)
-            if name in _LEFT_OUT or path.suffix == ".pyc":
+            if name in LEFT_OUT or path.suffix == ".pyc":
                 continue
             yield str(path.relative_to(directory)), path
 

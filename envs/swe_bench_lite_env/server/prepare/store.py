@@ -34,7 +34,8 @@ from errata_server.user_cache import user_cache
 
 from ...dataset import Instance
 from ...recipes import Recipe
-from .sources import build_key
+from .images import image_id, inputs
+from .sources import SourceMissing, build_key
 
 VALIDATOR = 3
 """Raise it whenever a validation could find something else: resets refuse those of other versions."""
@@ -44,7 +45,7 @@ _DIGEST_VERSION = 2
 DIRECTORY_VARIABLE = "ERRATA_SWE_STORE"
 """Directory of prepared instances; default: ``errata/swe`` in the user's cache directory."""
 
-WORKDIR = "/testbed"
+WORKDIR, HOME = "/testbed", "/home/agent"
 EPOCH_S = 1767225600
 """2026-01-01T00:00:00Z: the time of all files of a start, so that two starts are equal byte for byte."""
 
@@ -143,7 +144,7 @@ class Build:
     Args:
         instance_id: The instance.
         key: Names all that the build was made of.
-        base: Name or id of its base tree.
+        base: Name or id of its base tree; id of its image.
         python: Interpreter of the tests, inside.
         env: Variables of the first shell and of the tests.
         tree: sha256 of the archive of the work tree, hexadecimal.
@@ -376,14 +377,14 @@ class Catalogue:
         """
         build = self.store.find(instance, build_key(instance, recipe))
         if build is None:
-            raise _not_prepared(instance)
+            raise _not_prepared(instance, recipe)
         digest = prepared_digest(instance, recipe, build)
         found = build.validation if build.validation is not None and build.validation.digest == digest else None
         refused = _why_refused(found, outdated) if validated else ""
         if refused:
             raise NotValidated(
                 f"{instance.instance_id} may not be served: {refused}: run `errata swe validate --dataset FILE "
-                f"--recipes FILE --instance {instance.instance_id}`",
+                f"{inputs(recipe)} --instance {instance.instance_id}`",
                 instance_id=instance.instance_id,
             )
         self.store.used(build)
@@ -392,7 +393,7 @@ class Catalogue:
             instance=instance.excluding(left_out),
             recipe=recipe,
             base=build.base,
-            snapshot=await self._start(instance, build),
+            snapshot=await self._start(instance, recipe, build),
             python=build.python,
             env=MappingProxyType(dict(build.env)),
             digest=digest,
@@ -419,15 +420,16 @@ class Catalogue:
             prepared = await self.find(instance, recipe, validated=validated)
             return prepared, await self.backend.restore(prepared.snapshot, limits=limits)
 
-    async def _start(self, instance: Instance, build: Build) -> SandboxSnapshot:
-        if build.key in self._starts:
-            return self._starts[build.key]
+    async def _start(self, instance: Instance, recipe: Recipe, build: Build) -> SandboxSnapshot:
+        made_of = f"{build.key} {build.base}"
+        if made_of in self._starts:
+            return self._starts[made_of]
         if build.base not in self._used:
             # As long as this process lives: sessions mount their base tree anew for every command.
             self._used[build.base] = ExitStack()
             self._used[build.base].enter_context(using(build.base))
         # One start for all sessions that wait for it; a task of its own, because the first of them may be cancelled.
-        owner = (build.key, asyncio.get_running_loop())
+        owner = (made_of, asyncio.get_running_loop())
         if owner not in self._making:
             making = asyncio.ensure_future(start_of(self.backend, self.store, build))
             making.add_done_callback(self._keep(owner))
@@ -435,7 +437,14 @@ class Catalogue:
         try:
             return await asyncio.shield(self._making[owner])
         except SandboxUnavailable as error:
-            raise _not_prepared(instance, f" ({error.message})") from error
+            why = error.message
+            if recipe.source.kind == "image":
+                try:
+                    await image_id(self.backend, recipe)
+                    why = f"the name {recipe.source.name} is now that of another image than it was prepared from"
+                except (SourceMissing, SandboxUnavailable) as missing:
+                    why = missing.message
+            raise _not_prepared(instance, recipe, f" ({why})") from error
 
     def _keep(self, owner: tuple[str, asyncio.AbstractEventLoop]) -> Callable[[asyncio.Task[SandboxSnapshot]], None]:
         def done(making: asyncio.Task[SandboxSnapshot]) -> None:
@@ -453,11 +462,12 @@ def default_directory() -> Path:
 
 
 def prepared_digest(instance: Instance, recipe: Recipe, build: Build) -> str:
-    """Return the digest that a validation holds for and an episode is of: of the row, the recipe and the build.
+    """Return the digest that a validation holds for and an episode is of: of the row, the recipe, the build, its image.
 
     The validator's version is no part of it, so that an episode that is open while that changes can be submitted.
     """
-    parts = (_DIGEST_VERSION, instance.digest, recipe.digest, build.key, build.tree, build.system)
+    image = (build.base,) if recipe.source.kind == "image" else ()
+    parts = (_DIGEST_VERSION, instance.digest, recipe.digest, build.key, build.tree, build.system, *image)
     return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
 
@@ -481,8 +491,8 @@ async def start_of(backend: Backend, store: Store, build: Build) -> SandboxSnaps
         SandboxFailed: The sandbox broke.
     """
     entries = await asyncio.to_thread(_system_entries, store.archive(build.system)) if build.system else ()
-    identity = File("/home/agent/.gitconfig", _IDENTITY, 0o644, "agent")
-    spec = SandboxSpec(workdir=WORKDIR, env=build.env, entries=(*entries, identity), mtime_s=EPOCH_S)
+    identity = Directory(HOME, owner="agent"), File(f"{HOME}/.gitconfig", _IDENTITY, 0o644, "agent")
+    spec = SandboxSpec(workdir=WORKDIR, env=build.env, entries=(*entries, *identity), mtime_s=EPOCH_S, empty=True)
     await backend.start()
     sandbox = await backend.open(base=build.base, limits=START_LIMITS, spec=spec)
     try:
@@ -513,10 +523,10 @@ def _why_refused(found: Validation | None, outdated: bool) -> str:
     return ""
 
 
-def _not_prepared(instance: Instance, why: str = "") -> NotPrepared:
+def _not_prepared(instance: Instance, recipe: Recipe, why: str = "") -> NotPrepared:
     return NotPrepared(
         f"{instance.instance_id} is not prepared from this row and recipe{why}: run `errata swe prepare --dataset FILE "
-        f"--recipes FILE --instance {instance.instance_id}`",
+        f"{inputs(recipe)} --instance {instance.instance_id}`",
         instance_id=instance.instance_id,
     )
 
