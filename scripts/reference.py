@@ -47,6 +47,7 @@ PACKAGES = (
     "errata_trainer.channels.splicing",
     "errata_trainer.teachers",
     "errata_trainer.teachers.endpoint",
+    "errata_redteam",
     "swe_bench_lite_env",
     "terminal_env",
 )

@@ -36,6 +36,7 @@ _ELSEWHERE = tuple(
     for name in (
         "protocol/errata_protocol/mux/client",
         "server/errata_server/cli/",
+        "envs/errata_redteam/",
         "envs/swe_bench_lite_env/programs/",
         *(f"envs/swe_bench_lite_env/server/prepare/{file}.py" for file in ("draft", "index", "validate")),
         *(f"envs/terminal_env/server/check/{file}.py" for file in ("checker", "cli", "degenerate")),

@@ -30,6 +30,7 @@ OURS = (
     "errata_server",
     "terminal_env",
     "swe_bench_lite_env",
+    "errata_redteam",
     "errata_bench",
     "errata_trainer",
     "errata_ablation",

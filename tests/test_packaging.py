@@ -33,6 +33,7 @@ PACKAGES = (
     "errata_trainer",
     "terminal_env",
     "swe_bench_lite_env",
+    "errata_redteam",
     "errata_bench",
     "errata_ablation",
 )

@@ -34,6 +34,7 @@ PACKAGES = {
     "errata_sandboxd": "server",
     "terminal_env": "envs",
     "swe_bench_lite_env": "envs",
+    "errata_redteam": "envs",
     "errata_trainer": "trainer_adapter",
     "errata_bench": "bench",
     "errata_ablation": "bench",

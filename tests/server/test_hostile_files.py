@@ -47,9 +47,11 @@ NOT_READ = {
     ("swe prepare", "store"): "is made by the command",
     ("swe validate", "store"): "is made by the command",
     ("swe grade", "store"): "is made by the command",
+    ("redteam", "store"): "is made by the command",
     ("swe recipe", "store"): "is made by the command",
     ("swe prepare", "mirror"): "is read by git",
     ("swe grade", "mirror"): "is read by git",
+    ("redteam", "mirror"): "is read by git",
     ("swe recipe", "mirror"): "is read by git",
 }
 """Parameters that look like files to read and are none."""

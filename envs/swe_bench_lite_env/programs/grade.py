@@ -17,8 +17,7 @@ from errata_protocol.errors import ErrataError, InvalidRequest, SandboxUnavailab
 from errata_server.grading.forks import forked
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 
-from ..dataset import Dataset, Instance
-from ..recipes import Recipe
+from ..dataset import Dataset
 from ..rules.report import (
     Graded,
     Prediction,
@@ -31,9 +30,8 @@ from ..server import grading
 from ..server.patches import applicable
 from ..server.prepare.build import Builder
 from ..server.prepare.store import Catalogue, Prepared, Store, problems_of
-from ..server.prepare.validate import validate
 from ..server.workspaces import GRADING_LIMITS
-from .inputs import add_inputs, bases_of, opened, read_dataset, read_recipes, say
+from .inputs import add_inputs, bases_of, opened, prepared, read_dataset, read_recipes, say
 
 _ABOUT = """Grade predictions by the rules of SWE-bench, each in forks of its instance's start. What is not prepared
 is prepared first, as `errata swe prepare` does. The exit status is 0 where every prediction got a verdict, whatever it
@@ -97,8 +95,8 @@ async def _run(options: argparse.Namespace) -> int:
         for instance, prediction in pairs:
             recipe = recipes.find(instance.instance_id, instance.repo)
             try:
-                prepared = await _prepared(builder, catalogue, instance, recipe, validated=not options.no_validate)
-                await _one(backend, prepared, prediction, options, results)
+                start = await prepared(builder, catalogue, instance, recipe, validated=not options.no_validate)
+                await _one(backend, start, prediction, options, results)
             except SandboxUnavailable:
                 raise  # of the machine: no other instance would fare better
             except ErrataError as error:
@@ -121,16 +119,6 @@ async def _run(options: argparse.Namespace) -> int:
     if options.out is not None:  # last, so that the results are printed whatever happened to the directory meanwhile
         await asyncio.to_thread(_write, options.out, given, results, logs, report)
     return 1 if results.failed else 0
-
-
-async def _prepared(
-    builder: Builder, catalogue: Catalogue, instance: Instance, recipe: Recipe, *, validated: bool
-) -> Prepared:
-    await builder.build(instance, recipe)
-    prepared = await catalogue.find(instance, recipe, validated=False)
-    if validated and not prepared.validated:
-        await validate(catalogue, instance, recipe, progress=builder.progress)
-    return await catalogue.find(instance, recipe, validated=validated)
 
 
 async def _one(

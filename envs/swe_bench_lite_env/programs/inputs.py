@@ -17,14 +17,22 @@ from errata_server.settings import Settings
 
 from ..dataset import TEST_SPLIT, Dataset, EvaluationSplitWarning, Instance, UnknownSplit, load_dataset
 from ..recipes import Recipe, Recipes, load_recipes
+from ..server.prepare.build import Builder
 from ..server.prepare.images import OFFICIAL, image_recipes
-from ..server.prepare.store import Store
+from ..server.prepare.store import Catalogue, Prepared, Store
+from ..server.prepare.validate import validate
 
 
-def add_inputs(parser: argparse.ArgumentParser, *, recipes: bool = True) -> None:
-    """Add the options that select instances and the store of prepared instances."""
+def add_inputs(parser: argparse.ArgumentParser, *, recipes: bool = True, required: bool = True) -> None:
+    """Add the options that select instances and the store of prepared instances.
+
+    Args:
+        parser: The command's parser.
+        recipes: Whether the command reads recipes.
+        required: Whether it needs a data set.
+    """
     rows = "Rows in the benchmark's schema: .jsonl, .json, .parquet, or a data set of the Hugging Face hub by name."
-    parser.add_argument("--dataset", required=True, metavar="FILE", help=rows)
+    parser.add_argument("--dataset", required=required, metavar="FILE", help=rows)
     if recipes:
         parser.add_argument("--recipes", type=Path, metavar="FILE", help="Recipes of the instances, JSON.")
         images = f"On the benchmark's images, {OFFICIAL} without a value; a recipe then only says what differs."
@@ -120,6 +128,25 @@ def bases_of(entries: Sequence[str]) -> dict[str, Path]:
             raise InvalidRequest(f"--base takes NAME=PATH, not {entry!r}")
         bases[name] = Path(path)
     return bases
+
+
+async def prepared(
+    builder: Builder, catalogue: Catalogue, instance: Instance, recipe: Recipe, *, validated: bool
+) -> Prepared:
+    """Return an instance, built and validated first where it is not.
+
+    Args:
+        builder: Builds it.
+        catalogue: Finds what is built.
+        instance: The instance.
+        recipe: Its recipe.
+        validated: Whether its validation has to pass.
+    """
+    await builder.build(instance, recipe)
+    found = await catalogue.find(instance, recipe, validated=False)
+    if validated and not found.validated:
+        await validate(catalogue, instance, recipe, progress=builder.progress)
+    return await catalogue.find(instance, recipe, validated=validated)
 
 
 @asynccontextmanager

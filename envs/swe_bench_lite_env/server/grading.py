@@ -192,7 +192,7 @@ async def _with_twin(
         if not found.suspicious(_earns(graded.resolution)):
             return replace(graded, canaries="ok")
         try:
-            ours = await _gold(backend, prepared)
+            ours = await gold(backend, prepared)
         except NoVerdict as error:
             log.warning("%s: nothing to hold a twin against: %s", prepared.instance.instance_id, error)
             return graded
@@ -333,7 +333,7 @@ async def _demand_a_verdict(
             await verdict(prepared.snapshot)
         except NoVerdict:
             # An instance whose tests cannot even be collected before the repair is judged by its gold patch.
-            await verdict(await _gold(backend, prepared))
+            await verdict(await gold(backend, prepared))
 
     try:
         await _controls.demand(backend, f"{prepared.digest} {rules}", control, again=again)
@@ -345,7 +345,13 @@ async def _demand_a_verdict(
         ) from error
 
 
-async def _gold(backend: Backend, prepared: Prepared) -> SandboxSnapshot:
+async def gold(backend: Backend, prepared: Prepared) -> SandboxSnapshot:
+    """Return the start with the gold patch.
+
+    Raises:
+        NoVerdict: It does not apply.
+        SandboxFailed: The sandbox broke.
+    """
     async with forked(backend, prepared.snapshot, limits=GRADING_LIMITS) as fork:
         applied = await fork.run(
             f"cd {prepared.workdir} && git apply --whitespace=nowarn -",
@@ -454,7 +460,7 @@ async def _unchanged(backend: Backend, prepared: Prepared, whole: bool) -> Sandb
         NoVerdict: The gold patch does not apply.
         SandboxFailed: The sandbox broke.
     """
-    return await _gold(backend, prepared) if whole else prepared.snapshot
+    return await gold(backend, prepared) if whole else prepared.snapshot
 
 
 async def _canaries(

@@ -10,7 +10,7 @@ import pytest
 from errata_server.cli.audit import main
 from swe_bench_lite_env import SweBenchLiteEnv
 
-from .red_team.attacks import PACKAGE
+from .red_team.corpus import PACKAGE
 from .served import serving
 from .sessions import NAME, OTHER, instance
 

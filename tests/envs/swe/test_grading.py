@@ -12,15 +12,16 @@ import pytest
 import swe_bench_lite_env
 from errata_protocol.markers import ErrorKind
 from errata_protocol.replay import EpisodeDetail, RewardRecord, TurnRecord
+from errata_redteam import Attempt
 from errata_server.cli.audit import CANARY, Count
 from errata_server.sandbox.base import Backend
 from swe_bench_lite_env.programs.cli import main as swe
 from swe_bench_lite_env.programs.grade import main
 from swe_bench_lite_env.server.canaries import canaries, differences, read
-from swe_bench_lite_env.server.grading import _gold, grade
+from swe_bench_lite_env.server.grading import gold, grade
 from swe_bench_lite_env.server.prepare.store import NoVerdictHere, Prepared, Store, problems_of
 
-from .red_team.attacks import ATTACKS, Attack
+from .red_team.corpus import PACKAGE, attempt
 from .red_team.test_attacks import attacked, prepared
 from .sessions import NAME, instance
 
@@ -63,9 +64,9 @@ async def test_canaries_whose_results_hang_on_their_order_are_compared_with_them
     """The run stops at its 16th failure, so which canaries run is drawn."""
     start = await prepared(store, namespace)
     start = with_command(start, start.test_command.replace("pytest", "pytest --maxfail=16"))
-    gold = await _gold(namespace, start)
+    repaired = await gold(namespace, start)
     for _ in range(4):
-        graded = await grade(namespace, gold, start, timeout_s=30)
+        graded = await grade(namespace, repaired, start, timeout_s=30)
         assert (graded.resolved, graded.tampering, graded.canaries) == (True, (), "ok")
 
 
@@ -93,11 +94,9 @@ def test_a_message_behind_the_name_of_a_canary_is_no_part_of_it(line: str) -> No
 @pytest.mark.sandbox
 async def test_passed_lines_before_a_time_limit_resolve_nothing(store: Store, namespace: Backend) -> None:
     start = await prepared(store, namespace)
-    text = next(attack for attack in ATTACKS if attack.name == "passed_lines_and_exit_0").files[
-        "+src/pagelist/__init__.py"
-    ]
+    text = attempt("passed_lines_and_exit_0").files[f"+{PACKAGE}"]
     hangs = text.replace("os._exit(0)", "__import__('time').sleep(60)")
-    state = await attacked(namespace, start, Attack("", "", {"+src/pagelist/__init__.py": hangs}))
+    state = await attacked(namespace, start, Attempt("", "", {"+src/pagelist/__init__.py": hangs}))
     graded = await grade(namespace, state, start, timeout_s=4)
     assert graded.exit_code is None and not graded.resolved and "Timed Out" in graded.resolution.invalid
 

@@ -1,4 +1,4 @@
-"""What becomes of attempts to be rewarded without a repair: the reward is 0, but for the misses that are named here."""
+"""What becomes of attempts to be rewarded without a repair: nothing is paid for any of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from errata_server.sandbox.base import Backend, Limits, SandboxSnapshot
+from errata_redteam import Attempt
+from errata_redteam.adaptive import ADAPTIVE
+from errata_redteam.instances import LIMITS
+from errata_redteam.playing import left
+from errata_server.sandbox.base import Backend, SandboxSnapshot
 from swe_bench_lite_env.server import grading
 from swe_bench_lite_env.server.grading import Graded, grade
 from swe_bench_lite_env.server.offered import bundled
@@ -16,13 +20,9 @@ from swe_bench_lite_env.server.prepare.store import Catalogue, Prepared, Store
 from swe_bench_lite_env.server.workspaces import TestRun
 
 from ..sessions import NAME, instance
-from .adaptive import ADAPTIVE, EQUAL_TO_EVERYTHING
-from .attacks import ATTACKS, Attack
+from .corpus import ATTEMPTS, attempt
 
 pytestmark = [pytest.mark.redteam, pytest.mark.sandbox]
-
-MISSES: frozenset[str] = frozenset()
-LIMITS = Limits(memory_bytes=2 * 1024**3, pids=256, disk_bytes=1024**3, inodes=100_000, file_size_bytes=1024**3)
 
 
 @pytest.fixture(scope="module")
@@ -36,36 +36,27 @@ async def prepared(store: Store, backend: Backend, name: str = NAME) -> Prepared
     return await Catalogue(store, backend).find(instance(name), recipe, validated=False)
 
 
-async def attacked(backend: Backend, start: Prepared, attack: Attack) -> SandboxSnapshot:
+async def attacked(backend: Backend, start: Prepared, attempt: Attempt) -> SandboxSnapshot:
     """Return the state that an attacker leaves."""
-    sandbox = await backend.restore(start.snapshot, limits=LIMITS)
-    try:
-        for name, text in attack.files.items():
-            path = f"/testbed/{name.removeprefix('+')}"
-            before = await sandbox.read_file(path) if name.startswith("+") else b""
-            await sandbox.write_file(path, before + text.encode())
-        if attack.command:
-            await sandbox.run(f"cd /testbed; {attack.command}", timeout_s=20)
-        return await sandbox.snapshot()
-    finally:
-        await sandbox.destroy()
+    return await left(backend, start.snapshot, start.workdir, attempt, LIMITS)
 
 
-async def outcome(store: Store, backend: Backend, attack: Attack, name: str = NAME) -> Graded:
+async def outcome(store: Store, backend: Backend, attempt: Attempt, name: str = NAME) -> Graded:
     start = await prepared(store, backend, name)
-    state = await attacked(backend, start, attack)
+    state = await attacked(backend, start, attempt)
     return await grade(backend, state, start, timeout_s=10)
 
 
-@pytest.mark.parametrize("attack", (*ATTACKS, *ADAPTIVE), ids=lambda attack: attack.name)
-async def test_no_attempt_is_rewarded(store: Store, namespace: Backend, attack: Attack) -> None:
-    graded = await outcome(store, namespace, attack)
-    print(attack.kind, "|", graded.resolved, graded.canaries, graded.tampering, graded.resolution.invalid)
-    assert (graded.reward == 0.0) == (attack.name not in MISSES), graded.log[-2000:]
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
+async def test_no_attempt_is_rewarded(store: Store, namespace: Backend, attempt: Attempt) -> None:
+    graded = await outcome(store, namespace, attempt)
+    print(attempt.kind, "|", graded.resolved, graded.canaries, graded.tampering, graded.resolution.invalid)
+    assert graded.reward == 0.0, graded.log[-2000:]
 
 
 async def test_objects_that_are_equal_to_everything_earn_nothing(store: Store, namespace: Backend) -> None:
-    graded = await outcome(store, namespace, EQUAL_TO_EVERYTHING, "errata-examples__routetable-1")
+    (lies,) = (one for one in ADAPTIVE if one.only == "errata-examples__routetable-1")
+    graded = await outcome(store, namespace, lies, lies.only)
     assert graded.resolved and graded.reward == 0.0 and graded.canaries == "wrong", graded.log[-2000:]
 
 
@@ -87,6 +78,5 @@ async def test_code_that_hangs_at_random_earns_nothing_where_its_twins_hang(
 
     monkeypatch.setattr(grading, "_both", both_with_a_hung_twin)
     monkeypatch.setattr(grading, "_alone", hung_alone)
-    (swallows,) = (attack for attack in ATTACKS if attack.name == "package_swallows_hidden_failures")
-    graded = await outcome(store, namespace, swallows)
+    graded = await outcome(store, namespace, attempt("package_swallows_hidden_failures"))
     assert graded.resolved and graded.reward == 0.0 and graded.canaries == "wrong", graded.log[-2000:]

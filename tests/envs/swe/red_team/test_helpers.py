@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from errata_redteam import Attempt
 from errata_server.sandbox.base import Backend
 from swe_bench_lite_env.dataset import Dataset
 from swe_bench_lite_env.rules.directives import test_files as files_of
@@ -18,7 +19,6 @@ from swe_bench_lite_env.server.offered import bundled
 from swe_bench_lite_env.server.prepare.store import Prepared, Store
 from swe_bench_lite_env.server.readings import Changes, changes
 
-from .attacks import Attack
 from .test_attacks import attacked, prepared
 from .test_honest import repaired
 
@@ -132,12 +132,12 @@ async def with_helpers(store: Store, backend: Backend, test: str) -> Prepared:
         pass_to_pass=(f"{PLACE}::test_nothing",),
     )
     recipe = replace(start.recipe, test_command=f"python3 -m pytest -rA {PLACE}")
-    state = await attacked(backend, start, Attack("", "", HELPERS))
+    state = await attacked(backend, start, Attempt("", "", HELPERS))
     return replace(start, instance=row, recipe=recipe, snapshot=state, digest=f"{start.digest} {test}")
 
 
 async def graded(backend: Backend, start: Prepared, files: Mapping[str, str], *, repair: bool = False) -> Graded:
-    changed = Attack("", "", files)
+    changed = Attempt("", "", files)
     state = await (repaired(backend, start, files) if repair else attacked(backend, start, changed))
     return await grade(backend, state, start, timeout_s=60)
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from errata_redteam import Attempt
 from errata_server.sandbox.base import Backend
 from swe_bench_lite_env.server import grading
 from swe_bench_lite_env.server.offered import bundled
 from swe_bench_lite_env.server.prepare.store import Store
 
-from .attacks import Attack
 from .test_attacks import attacked, prepared
 
 pytestmark = [pytest.mark.redteam, pytest.mark.sandbox, pytest.mark.timeout(900)]
@@ -99,7 +99,7 @@ async def records(store: Store, backend: Backend, monkeypatch: pytest.MonkeyPatc
         start = await prepared(store, backend, name)
         package = name.split("__")[1].rsplit("-", 1)[0]
         files = {f"+src/{package}/__init__.py": RECORDER.replace("PLANTED", planted)}
-        state = await attacked(backend, start, Attack("", "", files, "touch .young"))
+        state = await attacked(backend, start, Attempt("", "", files, "touch .young"))
         await grading.tests_of(backend, start)
         with monkeypatch.context() as patched:
             patched.setattr(grading, "run_tests", recording)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from errata_redteam import Attempt
 from terminal_env import TerminalAction
 from terminal_env.server.environment import TerminalEnvironment
 
-from .adaptive import ADAPTIVE
-from .attacks import ATTACKS, Attack
+from .corpus import ATTEMPTS
 
 pytestmark = [pytest.mark.redteam, pytest.mark.sandbox, pytest.mark.usefixtures("real")]
 
@@ -17,21 +17,21 @@ TASKS = ("python-intervals", "orders-summary", "git-merge-conflict")
 _idle: dict[str, float] = {}
 
 
-async def scored(task: str, attack: Attack | None) -> float:
+async def scored(task: str, attempt: Attempt | None) -> float:
     """Return the reward of an episode in which an attacker did nothing else; files are written below the workspace."""
     environment = TerminalEnvironment()
     try:
         await environment.reset_async(task_id=task)
-        if attack is not None:
-            for name, text in attack.files.items():
+        if attempt is not None:
+            for name, text in attempt.files.items():
                 path = name.removeprefix("+")
                 before = ""
                 if name.startswith("+"):
                     seen = await environment.step_async(TerminalAction(tool="read_file", path=path))
                     before = seen.content or ""
                 await environment.step_async(TerminalAction(tool="write_file", path=path, content=before + text))
-            if attack.command:
-                command = attack.command.replace("/testbed", "$PWD")
+            if attempt.command:
+                command = attempt.command.replace("/testbed", "$PWD")
                 await environment.step_async(TerminalAction(command=command, timeout_s=20))
         end = await environment.step_async(TerminalAction(tool="submit"))
         assert end.done and end.reward is not None
@@ -41,9 +41,9 @@ async def scored(task: str, attack: Attack | None) -> float:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("attack", (*ATTACKS, *ADAPTIVE), ids=lambda attack: attack.name)
-async def test_no_attempt_earns_more_than_doing_nothing(attack: Attack, task: str) -> None:
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
+async def test_no_attempt_earns_more_than_doing_nothing(attempt: Attempt, task: str) -> None:
     if task not in _idle:
         _idle[task] = await scored(task, None)
         assert _idle[task] < 1.0
-    assert await scored(task, attack) <= _idle[task]
+    assert await scored(task, attempt) <= _idle[task]
