@@ -93,6 +93,8 @@ async def _run(options: argparse.Namespace) -> int:
             except ErrataError as error:
                 failed[target.name] = error.message
                 say(f"{target.name}: {printable(error.message)}")
+    if not outcomes and not failed:
+        raise InvalidRequest("no target has such an attempt: name others with --class or --only")
     report = _report([target.name for target in targets], outcomes, failed)
     print(json.dumps(report, indent=1) if options.json else _text(report, outcomes))
     return 1 if report["paid"] or report["refused"] else 2 if failed or report["errors"] else 0

@@ -6,7 +6,7 @@ import asyncio
 import shlex
 from collections.abc import Sequence
 
-from errata_protocol.errors import EnvironmentFailed
+from errata_protocol.errors import EnvironmentFailed, SandboxUnavailable
 from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 from terminal_env.server.check.checker import SOLUTION_TIMEOUT_S
@@ -40,7 +40,12 @@ class TaskTarget:
 
     async def made(self) -> tuple[Sequence[Attempt], Sequence[Attempt]]:
         """Make the start and run the solution; see `playing.Target`."""
-        values = await self._values()
+        try:
+            values = await self._values()
+        except SandboxUnavailable as error:
+            if self._task.base == "default":
+                raise
+            raise EnvironmentFailed(error.message) from error  # of this task alone: its base tree is missing
         self._harmless = await harmless(self._backend, self._task)
         attempts = [attempt.on(self.name, values) for attempt in workspaces.ATTEMPTS]
         if self._task.solution is not None:

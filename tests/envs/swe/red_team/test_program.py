@@ -81,6 +81,12 @@ def test_where_nothing_is_paid_the_status_is_0(
     assert "0 paid, 0 refused, 0 without a verdict" in text
 
 
+def test_where_no_target_has_a_chosen_attempt_the_status_is_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(monkeypatch, capsys, {}, "--only", "a_commit") == (2, "")
+
+
 def test_what_is_paid_no_more_than_doing_nothing_is_not_paid(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
