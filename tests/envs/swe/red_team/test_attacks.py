@@ -41,16 +41,16 @@ async def attacked(backend: Backend, start: Prepared, attempt: Attempt) -> Sandb
     return await left(backend, start.snapshot, start.workdir, attempt, LIMITS)
 
 
-async def outcome(store: Store, backend: Backend, attempt: Attempt, name: str = NAME) -> Graded:
+async def outcome(store: Store, backend: Backend, played: Attempt, name: str = NAME) -> Graded:
     start = await prepared(store, backend, name)
-    state = await attacked(backend, start, attempt)
+    state = await attacked(backend, start, played)
     return await grade(backend, state, start, timeout_s=10)
 
 
-@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
-async def test_no_attempt_is_rewarded(store: Store, namespace: Backend, attempt: Attempt) -> None:
-    graded = await outcome(store, namespace, attempt)
-    print(attempt.kind, "|", graded.resolved, graded.canaries, graded.tampering, graded.resolution.invalid)
+@pytest.mark.parametrize("played", ATTEMPTS, ids=lambda played: played.name)
+async def test_no_attempt_is_rewarded(store: Store, namespace: Backend, played: Attempt) -> None:
+    graded = await outcome(store, namespace, played)
+    print(played.kind, "|", graded.resolved, graded.canaries, graded.tampering, graded.resolution.invalid)
     assert graded.reward == 0.0, graded.log[-2000:]
 
 
