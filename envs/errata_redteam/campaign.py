@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from errata_protocol.errors import EnvironmentFailed, ErrataError, SandboxUnavai
 
 from .attempt import HONEST, SUGGESTIONS, Attempt
 from .playing import Target
+
+log = logging.getLogger("errata.redteam")
 
 _IDLE = "does_nothing"
 _PLAIN = "nothing_else"
@@ -100,6 +103,9 @@ async def campaign(
                 raise  # of the machine: no other attempt would fare better
             except ErrataError as error:
                 found = Outcome(target.name, attempt, error=error.message)
+            except Exception as error:  # a fault of the grader that this attempt finds: the others are played
+                log.exception("%s, attempt %s", target.name, attempt.name)
+                found = Outcome(target.name, attempt, error=f"a fault of the grader: {error!r}")
             else:
                 found = Outcome(target.name, attempt, verdict.resolved, verdict.reward, floor, verdict.said)
             outcomes[f"{attempt.kind} {attempt.name}"] = found

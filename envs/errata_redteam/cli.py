@@ -46,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     """Return the exit status: 0 where nothing was paid or refused, 1 where something was, 2 for any other failure."""
     options = _parser().parse_args(list(arguments))
     logging.getLogger("errata").setLevel(logging.CRITICAL)  # what is broken is printed below
+    logging.getLogger("errata.redteam").setLevel(logging.ERROR)
     try:
         return asyncio.run(_run(options))
     except ErrataError as error:

@@ -119,6 +119,14 @@ def test_a_failure_of_the_machine_is_neither_paid_nor_unpaid(
     assert status == 1
 
 
+def test_an_attempt_that_finds_a_fault_of_the_grader_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = ended(monkeypatch, capsys, {"rewards": KeyError("line")})
+    assert status == 2 and "rewards (written results): a fault of the grader: KeyError('line')" in text
+    assert "0 paid, 0 refused, 1 without a verdict" in text
+
+
 def test_a_target_or_machine_that_gives_no_verdict_at_all_ends_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
