@@ -152,7 +152,7 @@ def _targets(options: argparse.Namespace) -> tuple[list[Task], list[tuple[Instan
         if without:
             say(f"{len(without)} rows have no recipe and are left out")
     elif not options.targets:
-        raise InvalidRequest("name a directory of tasks, a bundled task or instance, or --dataset with --recipes or --images")
+        raise InvalidRequest("name a directory of tasks, a bundled task or instance, or --dataset")
     if broken:
         raise InvalidRequest("; ".join(f"{name}: {why}" for name, why in broken.items()))
     return tasks, instances

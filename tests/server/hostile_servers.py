@@ -11,7 +11,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from select import select
 from typing import Any
+
+from ..machine_speed import SLOWDOWN
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\n\u202egnp.exe\u2028[bold red]"
 """Text that acts on a terminal, on a reader's eyes, and on rich."""
@@ -44,8 +47,9 @@ def _dripping(head: bytes, byte: bytes) -> Parts:
 
 
 def _silent() -> Iterator[bytes]:
-    threading.Event().wait(60)
-    yield b""
+    while True:
+        time.sleep(0.01)
+        yield b""
 
 
 def _bomb(encoding: str) -> Parts:
@@ -83,6 +87,7 @@ REFUSED: dict[str, Parts] = {
     "http2": lambda: [b"\x00\x00\x12\x04\x00\x00\x00\x00\x00"],
     "drips-head": _dripping(b"HTTP/1.1 200 OK\r\nX: ", b"x"),
     "drips-body": _dripping(_OK + b"Content-Length: 100000000\r\n\r\n[", b" "),
+    "drips-until-closed": _dripping(_OK + b"\r\n[", b" "),
     "drips-chunks": _dripping(_OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
     "endless-body": _endless(_OK + b"\r\n[", b" "),
     "endless-chunks": _endless(_OK + b"Transfer-Encoding: chunked\r\n\r\n", b"8\r\n        \r\n"),
@@ -132,7 +137,9 @@ REFUSED: dict[str, Parts] = {
 }
 """Answers to which no command may end with success."""
 
-WAITS = frozenset({"silent", "drips-head", "drips-body", "drips-chunks", "endless-chunks", "endless-100"})
+WAITS = frozenset(
+    {"silent", "drips-head", "drips-body", "drips-until-closed", "drips-chunks", "endless-chunks", "endless-100"}
+)
 """Those of `REFUSED` that end only when the time of the command is over."""
 
 STRANGE: dict[str, Parts] = {
@@ -165,10 +172,12 @@ STRANGE: dict[str, Parts] = {
 
 
 class _Handler(socketserver.BaseRequestHandler):
+    server: _Server
+
     def handle(self) -> None:
         connection: socket.socket = self.request
         connection.settimeout(30)
-        with suppress(OSError):
+        with suppress(OSError), self.server.counted(self.client_address):
             asked = b""
             while b"\r\n\r\n" not in asked and len(asked) < 65_536:
                 part = connection.recv(65_536)
@@ -176,8 +185,17 @@ class _Handler(socketserver.BaseRequestHandler):
                     return
                 asked += part
             name = asked.split(b" ")[1].split(b"/")[1].decode()
+            self.server.open[self.client_address] = name
             for content in {**REFUSED, **STRANGE}[name]():
-                connection.sendall(content)
+                rest = memoryview(content)
+                while True:
+                    # A write alone may wait for a client that is gone, because its end was read by nobody.
+                    read, write, _ = select([connection], [connection], [], 30)
+                    if not write or (read and not connection.recv(65_536)):
+                        return
+                    rest = rest[connection.send(rest) :]
+                    if not rest:
+                        break
             connection.shutdown(socket.SHUT_WR)
 
 
@@ -186,13 +204,33 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
     allow_reuse_address = True
 
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.open: dict[Any, str] = {}
+
+    @contextmanager
+    def counted(self, address: Any) -> Iterator[None]:
+        self.open[address] = ""
+        try:
+            yield
+        finally:
+            del self.open[address]
+
 
 @contextmanager
 def hostile_server() -> Iterator[str]:
-    """Serve all answers; yield the URL, to which the name of an answer is appended."""
+    """Serve all answers; yield the URL, to which the name of an answer is appended.
+
+    Raises:
+        AssertionError: A client that has given up an answer has not closed its connection.
+    """
     with _Server(("127.0.0.1", 0), _Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}/"
+            until = time.monotonic() + 10 * SLOWDOWN
+            while server.open and time.monotonic() < until:
+                time.sleep(0.01)
+            assert not server.open, f"a client went on reading: {server.open}"
         finally:
             server.shutdown()

@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -178,29 +178,35 @@ class Target:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=self.reply_s)
-        # The timeout above is that of each read: an answer that comes byte by byte would never end.
-        deadline = threading.Timer(self.reply_s, _cut, [connection])
-        deadline.daemon = True
-        try:
-            content = None if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
-            told = {
-                **({"Content-Type": "application/json"} if content is not None else {}),
-                **self.headers(token),
-                **headers,
-            }
-            connection.connect()
-            deadline.start()
-            connection.request(method, parts.path.rstrip("/") + path, content, told)
-            answer = connection.getresponse()
-            body = answer.read(MAX_BYTES + 1)
-            if len(body) > MAX_BYTES:
-                raise Broken(f"{method} {path}: the body has more than {MAX_BYTES:,} bytes")
-            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, body)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Broken(f"{method} {path}: {type(error).__name__}: {error}") from None
-        finally:
-            deadline.cancel()
-            connection.close()
+        with ExitStack() as opened:
+            opened.callback(connection.close)
+            # Closed here: `http.client` leaves an answer open whose head is cut.
+            connection.response_class = lambda *given, **named: opened.enter_context(  # type: ignore[assignment]
+                http.client.HTTPResponse(*given, **named)
+            )
+            try:
+                text = body if body is None or isinstance(body, str) else json.dumps(body)
+                content = None if text is None else text.encode()
+                told = {
+                    **({"Content-Type": "application/json"} if content is not None else {}),
+                    **self.headers(token),
+                    **headers,
+                }
+                connection.connect()
+                # The timeout above is that of each read: an answer that comes byte by byte would never end. A
+                # connection forgets its socket where the end of the answer is that of the socket.
+                deadline = threading.Timer(self.reply_s, _cut, [connection.sock])
+                deadline.daemon = True
+                opened.callback(deadline.cancel)
+                deadline.start()
+                connection.request(method, parts.path.rstrip("/") + path, content, told)
+                answer = connection.getresponse()
+                body = answer.read(MAX_BYTES + 1)
+                if len(body) > MAX_BYTES:
+                    raise Broken(f"{method} {path}: the body has more than {MAX_BYTES:,} bytes")
+                return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, body)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise Broken(f"{method} {path}: {type(error).__name__}: {error}") from None
 
     async def learn(self) -> None:
         """Ask the server what it offers.
@@ -250,11 +256,7 @@ class Target:
             raise NotSupported(f"the server does not name `{extension}` in extensions")
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
+def _cut(held: socket.socket) -> None:
     """End a request whose time is over: its next read finds the end of the connection."""
-    held: socket.socket | None = connection.sock
-    if held is not None:
-        try:
-            held.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it is closed already
-            pass
+    with suppress(OSError):  # it is closed already
+        held.shutdown(socket.SHUT_RDWR)

@@ -526,6 +526,5 @@ def _wrong_argument(action: SweAction) -> tuple[str, str] | None:
         if "\0" in action.pattern or "\n" in action.pattern:
             return "pattern", "pattern: lines are matched one by one, so that it cannot hold a line break"
         if len(action.pattern) > PATTERN_CHARACTERS:
-            size = len(action.pattern)
-            return "pattern", f"the pattern has {size} characters, at most {PATTERN_CHARACTERS}: search for a part of it"
+            return "pattern", f"the pattern has {len(action.pattern)} characters, at most {PATTERN_CHARACTERS}"
     return None

@@ -18,7 +18,6 @@ import ssl
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -34,6 +33,8 @@ from urllib.response import addinfourl
 from errata_protocol.bounded_json import decode
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest
 from errata_protocol.names import DIGEST_ID, PACKAGE_FILE, PROJECT, shown
+
+from .timed_answers import Patience, opener
 
 log = logging.getLogger("errata.swe")
 
@@ -152,7 +153,7 @@ class PackageIndex:
         self.sources = configured() if sources is None else sources
         self._links: dict[str, tuple[Link, ...]] = {}
         context = ssl.create_default_context(cafile=self.sources.certificate or None)
-        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+        self._opener = opener(context, Patience(2 * _TIMEOUT_S, _TOTAL_S, _MIN_BYTES_PER_S))
 
     def links(self, project: str) -> tuple[Link, ...]:
         """Return the files of a project in all indexes; none where it is in no index, or its name is no project's.
@@ -268,35 +269,13 @@ class PackageIndex:
             return _json_links(content, base)
         return _html_links(content.decode("utf-8", "replace"), base)
 
-    def _answer(self, request: urllib.request.Request) -> addinfourl:
-        """Return the answer to a request once its headers are there.
-
-        In a thread, because headers may come byte by byte, and the timeout of a socket is that of each read.
-        """
-        made: list[addinfourl | BaseException] = []
-
-        def opened() -> None:
-            try:
-                made.append(self._opener.open(request, timeout=_TIMEOUT_S))
-            except BaseException as error:
-                made.append(error)
-
-        thread = threading.Thread(target=opened, name="errata-index-request", daemon=True)
-        thread.start()
-        thread.join(2 * _TIMEOUT_S)
-        if not made:
-            raise TimeoutError(f"no answer within {2 * _TIMEOUT_S:.0f} s")
-        if isinstance(made[0], BaseException):
-            raise made[0]
-        return made[0]
-
     @contextmanager
     def _open(self, url: str) -> Iterator[addinfourl]:
         url, authorization = _without_password(url)
         request = urllib.request.Request(url, headers={"Accept": _ACCEPT, "User-Agent": "errata", **authorization})
         for attempt in range(1, _TRIES + 1):
             try:
-                answer = self._answer(request)
+                answer = self._opener.open(request, timeout=_TIMEOUT_S)
                 break
             except urllib.error.HTTPError as error:
                 if error.code < 500 or attempt == _TRIES:
@@ -313,15 +292,13 @@ def _parts(answer: addinfourl, most: int) -> Iterator[bytes]:
     """Yield the body of an answer, part by part as it comes.
 
     Raises:
-        OSError: It is larger than ``most`` bytes, or comes too slowly: the timeout of a socket is that of each read.
+        OSError: It is larger than ``most`` bytes, or comes too slowly.
     """
-    began, size = time.monotonic(), 0
+    size = 0
     while part := answer.read1(_CHUNK):  # `read1` returns what is there; `read` would wait for the whole chunk
         size += len(part)
         if size > most:
             raise OSError(f"it has more than {most:,} bytes")
-        if time.monotonic() - began > _TOTAL_S + size / _MIN_BYTES_PER_S:
-            raise TimeoutError(f"only {size:,} bytes came in {_TOTAL_S:.0f} s")
         yield part
 
 
