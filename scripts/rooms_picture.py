@@ -77,9 +77,10 @@ def picture() -> str:
         box(14, 110, side, ROW, "errata_client", "clients of OpenEnv, one shared socket", "house"),
         box(48, 300, side - 34, ROW, "errata_conformance", "imports nothing of ours", "house"),
         box(48, 348, side - 34, ROW, "errata_sandboxd", "broker; imports nothing of ours", "house"),
-        box(730, 14, side, ROW, "terminal_env/server", "tasks, verifiers", "house"),
-        box(730, 62, side, ROW, "swe_bench_lite_env/server", "preparation, grading", "house"),
-        box(730, 150, side, ROW, "terminal_env, swe_bench_lite_env", "models, clients: what is published", "house"),
+        box(730, 14, side, ROW, "errata_redteam", "attempts on both environments", "house"),
+        box(730, 62, side, ROW, "terminal_env/server", "tasks, verifiers", "house"),
+        box(730, 104, side, ROW, "swe_bench_lite_env/server", "preparation, grading", "house"),
+        box(730, 170, side, ROW, "terminal_env, swe_bench_lite_env", "models, clients: what is published", "house"),
         box(
             14, bottom + 34, WIDTH - 28, ROW, "errata_protocol", "pure values: errors, markers, payloads, mux", "house"
         ),
@@ -88,10 +89,12 @@ def picture() -> str:
         arrow(122, 48, 122, 106),
         arrow(30, 144, 30, bottom + 30),
         arrow(480, bottom, 480, bottom + 30),
-        arrow(726, 40, 714, 40),
-        arrow(726, 88, 714, 88),
-        arrow(838, 96, 838, 146),
-        arrow(838, 184, 838, bottom + 30),
+        arrow(726, 31, 714, 31),
+        arrow(726, 79, 714, 79),
+        arrow(726, 121, 714, 121),
+        arrow(838, 48, 838, 58),
+        arrow(838, 138, 838, 166),
+        arrow(838, 204, 838, bottom + 30),
     ]
     height = bottom + 34 + ROW + 14
     style = (
