@@ -15,6 +15,7 @@ from typing import Any
 
 from errata_protocol.errors import ErrataError, InvalidRequest, SandboxUnavailable
 from errata_protocol.printable import printable
+from errata_server.log import level_of
 from errata_server.sandbox.base import Backend
 from swe_bench_lite_env.dataset import Instance
 from swe_bench_lite_env.programs.inputs import add_inputs, bases_of, chosen, opened, prepared, say
@@ -42,11 +43,11 @@ _ENVIRONMENTS = ("terminal", "swe_bench_lite")
 _TIMEOUT_S = 1800.0
 
 
+@level_of("errata", logging.CRITICAL)  # what is broken is printed
+@level_of("errata.redteam", logging.ERROR)
 def main(arguments: Sequence[str]) -> int:
     """Return the exit status: 0 where nothing was paid or refused, 1 where something was, 2 for any other failure."""
     options = _parser().parse_args(list(arguments))
-    logging.getLogger("errata").setLevel(logging.CRITICAL)  # what is broken is printed below
-    logging.getLogger("errata.redteam").setLevel(logging.ERROR)
     try:
         return asyncio.run(_run(options))
     except ErrataError as error:

@@ -6,6 +6,8 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from .ids import name_of
@@ -85,6 +87,23 @@ def hide_ids() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(there, NoIds) for there in logger.filters):
             logger.addFilter(NoIds())
+
+
+@contextmanager
+def level_of(name: str, level: int) -> Iterator[None]:
+    """Have a logger take records from a level on; afterwards its level is as before. Decorates functions, too.
+
+    Args:
+        name: Name of the logger.
+        level: Lowest level that it takes.
+    """
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def configure(*, as_json: bool, level: str = "info") -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from errata_protocol.errors import SandboxUnavailable
 from errata_protocol.printable import printable
+from errata_server.log import level_of
 from errata_server.sandbox import registry
 from errata_server.sandbox.base import Backend
 from errata_server.settings import Settings
@@ -27,10 +28,10 @@ reference solution 1, and without its tools the verifier has to fail instead of 
 nothing, such as deleting everything, have to be worth 0. A server refuses a local task that has not passed."""
 
 
+@level_of("errata.terminal", logging.CRITICAL)  # what is broken is printed
 def main(arguments: Sequence[str]) -> int:
     """Return the exit status: 0 where all tasks passed, 1 where one did not, 2 for wrong options."""
     options = _parser().parse_args(arguments)
-    logging.getLogger("errata.terminal").setLevel(logging.CRITICAL)  # what is broken is printed below
     if options.write:
         options.again = options.bundled = True
     if not options.directories and not options.bundled:

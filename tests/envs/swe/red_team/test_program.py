@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -120,9 +121,12 @@ def test_a_failure_of_the_machine_is_neither_paid_nor_unpaid(
 
 
 def test_an_attempt_that_finds_a_fault_of_the_grader_does_not_end_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = logging.getLogger("errata").level
     status, text = ended(monkeypatch, capsys, {"rewards": KeyError("line")})
+    assert logging.getLogger("errata").level == before, "other users of this process have their logs"
+    assert [record.levelname for record in caplog.records] == ["ERROR"] and caplog.records[0].exc_info
     assert status == 2 and "rewards (written results): a fault of the grader: KeyError('line')" in text
     assert "0 paid, 0 refused, 1 without a verdict" in text
 
