@@ -124,8 +124,8 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
         found = await reads.detail(eid, principal(request))
         text = error_json(found.model_copy(update={"turns": []}).model_dump(mode="json"))
         # In a text a quote is escaped, so that this stands there once.
-        text = text.replace(b'"turns":[]', b'"turns":' + await _list_json(found.turns), 1)
-        return Response(text, media_type="application/json")
+        before, _, after = text.partition(b'"turns":[]')
+        return _list(found.turns, before + b'"turns":', after)
 
     @app.get("/episodes/{eid}/states/{t}", tags=["Errata"])
     async def get_state(request: Request, eid: str, t: str) -> Response:
@@ -144,7 +144,7 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
 
     @app.get("/episodes/{eid}/rewards", tags=["Errata"])
     async def list_rewards(request: Request, eid: str) -> Response:
-        return Response(await _list_json(await reads.rewards(eid, principal(request))), media_type="application/json")
+        return _list(await reads.rewards(eid, principal(request)))
 
 
 def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> None:
@@ -197,7 +197,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
         made = [reward_record(row) for row in rows]
         if not isinstance(body, list):
             return _json(made[0].model_dump())
-        return Response(await _list_json(made), media_type="application/json")
+        return _list(made)
 
 
 async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -264,14 +264,24 @@ async def answer_error(_: Request, error: Exception) -> Response:
     return _json(error.to_wire(), error.info.http_status, headers)
 
 
-async def _list_json(records: Sequence[BaseModel]) -> bytes:
-    """Return a list of records as JSON; other requests get their turn after each few of them."""
-    pieces = []
-    for at in range(0, len(records), _PIECE):
-        piece = error_json([record.model_dump(mode="json") for record in records[at : at + _PIECE]])
-        pieces.append(piece[1:-1])
-        await asyncio.sleep(0)
-    return b"[" + b",".join(pieces) + b"]"
+def _list(records: Sequence[BaseModel], before: bytes = b"", after: bytes = b"") -> Response:
+    """Answer with a list of records as JSON, in parts: other requests get their turn after each few records.
+
+    Args:
+        records: The records.
+        before: What stands before the list.
+        after: What stands after it.
+    """
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield before + b"["
+        for at in range(0, len(records), _PIECE):
+            piece = error_json([record.model_dump(mode="json") for record in records[at : at + _PIECE]])
+            yield (b"," if at else b"") + piece[1:-1]
+            await asyncio.sleep(0)
+        yield b"]" + after
+
+    return StreamingResponse(parts(), media_type="application/json")
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
