@@ -30,13 +30,13 @@ from .conftest import RunningBroker, remove_all, start_broker
 pytestmark = [pytest.mark.containers, pytest.mark.sandbox, pytest.mark.timeout(1200)]
 
 NAME = "swebench/sweb.eval.x86_64.own_1776_ledger-1:latest"
-FIX = "    return sum(entry if entry is not None else opening_balance() for entry in entries)"
+FIX = "    return sum(opening_balance(day) if entry is None else entry for day, entry in enumerate(entries))"
 GOLD = f"""\
 diff --git a/ledger/__init__.py b/ledger/__init__.py
 --- a/ledger/__init__.py
 +++ b/ledger/__init__.py
 @@ -1,5 +1,9 @@
-+def opening_balance():
++def opening_balance(day):
 +    return 0
 +
 +
