@@ -170,13 +170,15 @@ async def test_nothing_tells_a_graded_run_from_its_twin(
 
 
 async def test_a_planted_tell_is_found(store: Store, namespace: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted = "seen['planted'] = float('planted' in open(sorted(glob.glob('tests/test_*.py'))[0]).read())"
+    files = "glob.glob('tests/**/*.py', recursive=True)"
+    planted = f"seen['planted'] = float(any('# planted' in open(path).read() for path in {files}))"
     original = grading._with
     monkeypatch.setattr(
         grading,
         "_with",
         lambda tests, files: original(tests, {path: text + "\n# planted\n" for path, text in files.items()}),
     )
-    found = await records(store, namespace, monkeypatch, planted, 2)
+    # With two runs of each, one in seven times some other feature would separate those of half the instances by chance.
+    found = await records(store, namespace, monkeypatch, planted, 4)
     accuracy = held_out(found)
-    assert accuracy > 0.8 and by_chance(found, accuracy, PERMUTATIONS) <= CHANCE
+    assert accuracy > 0.9 and by_chance(found, accuracy, PERMUTATIONS) <= CHANCE
