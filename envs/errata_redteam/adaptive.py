@@ -4,23 +4,9 @@
 from __future__ import annotations
 
 from .attempt import Attempt
-from .repositories import CATCH_ASSERT, CATCH_HIDDEN, PRINT_HIDDEN, WRAP
+from .repositories import CATCH_ASSERT, CATCH_HIDDEN, PRINT_HIDDEN, WRAP, swallows_unless
 
-_UNLESS = """
-import inspect
-try:
-    import _pytest.python as python
-    original = python.Function.runtest
-    def runtest(self):
-        try:
-            original(self)
-        except BaseException:
-            if {condition}:
-                raise
-    python.Function.runtest = runtest
-except ImportError:
-    pass
-"""
+_UNLESS = "\nimport inspect" + swallows_unless("{condition}")
 
 ADAPTIVE = (
     Attempt(

@@ -53,7 +53,7 @@ class Attempt:
 
     Args:
         name: Name of the attempt.
-        kind: Its class, one of `SUGGESTIONS`.
+        kind: Class of the attempt, one of `SUGGESTIONS`.
         files: Texts by path below the work directory. ``+`` before the path adds the text at the end of the file, ``?``
             writes it only where there is no such file.
         command: Shell command that runs in the work directory after the files are written.

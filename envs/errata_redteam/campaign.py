@@ -80,10 +80,10 @@ async def campaign(
 
     Args:
         target: The target.
-        chosen: Tells which of its attempts count. The first two are played in any case: what the others earn is
-            compared with doing nothing, and their time limit with what the solution takes.
+        chosen: Function that tells whether an attempt counts. The first two are played in any case: what the others
+            earn is compared with doing nothing, and their time limit follows from what the solution takes.
         jobs: Most attempts at a time.
-        progress: Called with one line for each attempt.
+        progress: Function that is called with one line for each attempt.
 
     Raises:
         ErrataError: The target cannot be made, or it gives no verdict where nothing was done.

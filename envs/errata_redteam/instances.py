@@ -31,12 +31,12 @@ _LINES = {"django": "{} ... ok", "sympy": "{} ok"}
 
 
 class InstanceTarget:
-    """An instance, made by ``prepared``.
+    """An instance, whose start ``prepared`` makes.
 
     Args:
-        backend: Makes the sandboxes.
+        backend: Backend that makes the sandboxes.
         name: Id of the instance.
-        prepared: Makes its start, or finds it.
+        prepared: Function that makes or finds the instance's start.
         rules: Version of the benchmark's rules, 5 or 4.
         timeout_s: Time limit of a run of the tests, seconds. Attempts have five times what the gold patch took, at most
             this.
@@ -68,11 +68,11 @@ class InstanceTarget:
         """Grade by the rules of the benchmark and Errata's own check; see `playing.Target`."""
         start = self._start
         assert start is not None and self._solved is not None
-        paid = attempt.kind == HONEST
-        state = await left(self._backend, self._solved if paid else start.snapshot, start.workdir, attempt, LIMITS)
-        timeout_s = self._timeout_s if paid else self._limit_s
+        is_honest = attempt.kind == HONEST
+        state = await left(self._backend, self._solved if is_honest else start.snapshot, start.workdir, attempt, LIMITS)
+        timeout_s = self._timeout_s if is_honest else self._limit_s
         found = await grade(self._backend, state, start, rules=self._rules, timeout_s=timeout_s)
-        if paid:
+        if is_honest:
             self._limit_s = min(self._timeout_s, max(_LEAST_LIMIT_S, 5 * found.tests_s))
         said = "; ".join(found.tampering) or found.resolution.invalid or ""
         return Verdict(found.resolved, found.reward, said)

@@ -78,10 +78,15 @@ try:
 except ImportError:
     pass
 """
-CATCH_HIDDEN = CATCH_ASSERT.replace(
-    "        except BaseException:\n            pass",
-    "        except BaseException:\n            if self.originalname not in @HIDDEN@:\n                raise",
-)
+
+
+def swallows_unless(condition: str) -> str:
+    """Return `CATCH_ASSERT`, but the failure of a test for which a condition holds is not swallowed."""
+    caught = "        except BaseException:\n            "
+    return CATCH_ASSERT.replace(f"{caught}pass", f"{caught}if {condition}:\n                raise")
+
+
+CATCH_HIDDEN = swallows_unless("self.originalname not in @HIDDEN@")
 AT_FRAMES = """
 import sys
 def _patch():

@@ -27,7 +27,7 @@ class TaskTarget:
     """A task.
 
     Args:
-        backend: Makes the sandboxes.
+        backend: Backend that makes the sandboxes.
         task: The task.
     """
 

@@ -180,26 +180,26 @@ class Target:
         connection = kind(parts.hostname or "", parts.port, timeout=self.reply_s)
         with ExitStack() as opened:
             opened.callback(connection.close)
-            # Closed here: `http.client` leaves an answer open whose head is cut.
+            # `http.client` does not close an answer whose headers end too early: the stack does.
             connection.response_class = lambda *given, **named: opened.enter_context(  # type: ignore[assignment]
                 http.client.HTTPResponse(*given, **named)
             )
             try:
                 text = body if body is None or isinstance(body, str) else json.dumps(body)
                 content = None if text is None else text.encode()
-                told = {
+                all_headers = {
                     **({"Content-Type": "application/json"} if content is not None else {}),
                     **self.headers(token),
                     **headers,
                 }
                 connection.connect()
-                # The timeout above is that of each read: an answer that comes byte by byte would never end. A
-                # connection forgets its socket where the end of the answer is that of the socket.
+                # The connection's timeout is for each read, and an answer that comes byte by byte would never end. The
+                # timer needs the socket itself: the connection drops it when the answer ends with the socket.
                 deadline = threading.Timer(self.reply_s, _cut, [connection.sock])
                 deadline.daemon = True
                 opened.callback(deadline.cancel)
                 deadline.start()
-                connection.request(method, parts.path.rstrip("/") + path, content, told)
+                connection.request(method, parts.path.rstrip("/") + path, content, all_headers)
                 answer = connection.getresponse()
                 body = answer.read(MAX_BYTES + 1)
                 if len(body) > MAX_BYTES:

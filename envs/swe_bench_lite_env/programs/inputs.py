@@ -75,7 +75,7 @@ def chosen(
 
     Args:
         options: The command's options.
-        broken: Gets the reason why a row or a recipe cannot be used, by its place or instance id.
+        broken: Mapping that gets the reason why a row or a recipe cannot be used, by its place or instance id.
 
     Raises:
         RecipeMissing: An instance that was named has no recipe.
@@ -136,10 +136,10 @@ async def prepared(
     """Return an instance, built and validated first where it is not.
 
     Args:
-        builder: Builds it.
-        catalogue: Finds what is built.
+        builder: Builder of the instance.
+        catalogue: Catalogue that finds what is built.
         instance: The instance.
-        recipe: Its recipe.
+        recipe: Recipe of the instance.
         validated: Whether its validation has to pass.
     """
     await builder.build(instance, recipe)

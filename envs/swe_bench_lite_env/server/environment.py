@@ -312,7 +312,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
 
     async def _search(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
         episode, _ = self._live()
-        if len(action.path) >= PATH_BYTES or len(action.path.encode("utf-8", "surrogatepass")) >= PATH_BYTES:
+        if len(action.path[:PATH_BYTES].encode("utf-8", "surrogatepass")) >= PATH_BYTES:
             raise PathRefused(action.path[:200] + "...", "ENAMETOOLONG", os.strerror(errno.ENAMETOOLONG))
         path = shlex.quote(action.path) if action.path else "."
         command = _SEARCH.format(cwd=shlex.quote(episode.cwd), pattern=shlex.quote(action.pattern), path=path)

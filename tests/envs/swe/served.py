@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -44,8 +44,8 @@ GOLD = """diff --git a/src/adder.py b/src/adder.py
 """
 
 
-def application(data_dir: Path | None) -> Any:
-    """Return the environment as an application on real sandboxes."""
+def application(data_dir: Path | None, *, sandbox: Literal["namespace", "docker"] = "namespace", **more: Any) -> Any:
+    """Return the environment as an application on real sandboxes; ``more`` goes to `create_app`."""
     return create_app(
         SweBenchLiteEnvironment,
         SweAction,
@@ -53,8 +53,9 @@ def application(data_dir: Path | None) -> Any:
         env_name="swe_bench_lite",
         max_concurrent_envs=16,
         state_cls=SweState,
-        settings=Settings(data_dir=data_dir, sandbox="namespace"),
+        settings=Settings(data_dir=data_dir, sandbox=sandbox),
         spec=SPEC,
+        **more,
     )
 
 

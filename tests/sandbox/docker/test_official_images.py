@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 
 from errata_sandboxd.images import main as image
-from errata_server.app import create_app
 from errata_server.sandbox.docker.backend import DockerBackend
-from errata_server.settings import Settings
-from swe_bench_lite_env import SPEC, SweAction, SweBenchLiteEnv, SweObservation, SweState
+from swe_bench_lite_env import SweBenchLiteEnv
 from swe_bench_lite_env.dataset import Instance
 from swe_bench_lite_env.programs.cli import main
 from swe_bench_lite_env.recipes import load_recipes
-from swe_bench_lite_env.server.environment import SweBenchLiteEnvironment
 from swe_bench_lite_env.server.prepare.images import image_recipes
 from swe_bench_lite_env.server.prepare.store import Catalogue, NotPrepared, Store
 from tests.client.loopback import served
 from tests.envs.swe.preparing import files, git, instance, write
+from tests.envs.swe.served import application
 
 from .conftest import RunningBroker, remove_all, start_broker
 
@@ -129,20 +127,6 @@ def prepare(
     return run
 
 
-def application(data_dir: Path) -> Any:
-    return create_app(
-        SweBenchLiteEnvironment,
-        SweAction,
-        SweObservation,
-        env_name="swe_bench_lite",
-        max_concurrent_envs=8,
-        state_cls=SweState,
-        settings=Settings(data_dir=data_dir, sandbox="docker"),
-        spec=SPEC,
-        deterministic=True,
-    )
-
-
 LOOK = f"""
 git log --all --format=%s; git remote; git tag; git reflog; ls -A .git/refs/heads
 git cat-file -t THE_FIX 2>&1 | head -c 5; echo
@@ -177,7 +161,10 @@ def test_an_image_is_prepared_by_name_served_forked_and_graded_after_a_restart(
     assert found["source"] == f"image {NAME}"
     monkeypatch.setenv("ERRATA_SWE_DATASET", str(place.dataset))
     monkeypatch.setenv("ERRATA_SWE_IMAGES", "swebench")
-    with served(application(tmp_path)) as url, SweBenchLiteEnv(base_url=url).sync() as env:
+    with (
+        served(application(tmp_path, sandbox="docker", deterministic=True)) as url,
+        SweBenchLiteEnv(base_url=url).sync() as env,
+    ):
         port = int(url.rpartition(":")[2])
         env.reset(instance_id="own__ledger-1")
         assert env.run(LOOK.replace("THE_FIX", place.fix)).observation.stdout == SEEN
@@ -188,7 +175,10 @@ def test_an_image_is_prepared_by_name_served_forked_and_graded_after_a_restart(
         child.close()
         assert env.apply_patch(GOLD).observation.error_kind is None
         ticket = env.ticket()
-    with served(application(tmp_path), port=port) as url, SweBenchLiteEnv.resume(url, ticket).sync() as env:
+    with (
+        served(application(tmp_path, sandbox="docker", deterministic=True), port=port) as url,
+        SweBenchLiteEnv.resume(url, ticket).sync() as env,
+    ):
         assert FIX.strip() in env.run("git diff").observation.stdout
         end = env.submit()
         assert (end.done, end.reward) == (True, 1.0)

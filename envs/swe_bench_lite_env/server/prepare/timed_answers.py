@@ -1,4 +1,7 @@
-"""Answers over HTTP with a deadline, however slowly their bytes come: the timeout of a socket is that of each read."""
+"""Answers over HTTP with a deadline for the whole answer.
+
+The timeout of a socket is for each read, so that a server which sends single bytes could hold a request for ever.
+"""
 
 from __future__ import annotations
 
