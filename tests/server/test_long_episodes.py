@@ -5,6 +5,7 @@ The watch on event loops (`tests.loop_watch`) fails a test in which one of them 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,10 @@ from msgspec.structs import replace
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
+from errata_protocol.bundle import DeliveryRecord
 from errata_server.app import create_fastapi_app
+from errata_server.episodes import bundles
+from errata_server.journal.base import DeliveryRow
 from errata_server.runtime.store import Store
 from errata_server.settings import Settings
 
@@ -119,3 +123,27 @@ def test_large_actions_and_observations_take_turns(text: str, tmp_path: Path) ->
         assert json.loads(client.get(f"/episodes/{eid}/states/1").content)["observation"]["text"] == text
         lines = client.get(f"/episodes/{eid}/bundle").text.splitlines()
         assert any(len(line) > len(text) for line in lines)
+
+
+def test_the_record_of_a_large_delivery_is_made_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+    delivery_record = bundles.delivery_record
+
+    def watched(row: DeliveryRow) -> DeliveryRecord:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            made.append(True)
+        else:
+            made.append(False)
+        return delivery_record(row)
+
+    monkeypatch.setattr(bundles, "delivery_record", watched)
+    app = create_fastapi_app(EchoEnvironment, TextAction, TextObservation, max_concurrent_envs=8, data_dir=tmp_path)
+    with TestClient(app) as client, connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        socket.ask("step", {"text": "x" * bundles.INLINE_CHARACTERS})
+        assert len(client.get(f"/episodes/{eid}/bundle").content) > bundles.INLINE_CHARACTERS
+    assert made == [False, True]

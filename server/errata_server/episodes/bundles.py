@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 
 from errata_protocol.bundle import (
@@ -25,7 +26,7 @@ from ..runtime.rows import wire_digest
 from ..runtime.store import Store
 
 INLINE_CHARACTERS = 256 * 1024
-"""Length of a payload up to which its line is encoded on the event loop."""
+"""Length of a payload up to which its record is made and its line encoded on the event loop."""
 
 
 async def bundle(
@@ -89,10 +90,10 @@ async def contents(store: Store, record: EpisodeRecord) -> AsyncIterator[Line]:
         rows = await store.recorded(eid, t)
         if rows:
             given += 1
-            yield delivery_record(rows[0])
+            yield await _made(rows[0], delivery_record)
             for error in rows[1:]:
                 if error.status != "ok":  # replies to forks and closes are left out too
-                    yield _failure(error, t)
+                    yield await _made(error, partial(_failure, after_t=t))
         elif t > 0:  # an episode that began without a reset has no t=0
             raise JournalUnavailable(f"t={t} of episode {eid} is not in the journal: it was deleted, or is damaged")
         t += 1
@@ -105,6 +106,12 @@ async def contents(store: Store, record: EpisodeRecord) -> AsyncIterator[Line]:
             reward_id=reward.reward_id,
             created=reward.created,
         )
+
+
+async def _made(row: DeliveryRow, make: Callable[[DeliveryRow], Line]) -> Line:
+    """Make the record of a row: in a thread if the row is large, because its payload is decoded and encoded."""
+    large = len(row.payload) + len(row.request) > INLINE_CHARACTERS
+    return await asyncio.to_thread(make, row) if large else make(row)
 
 
 def delivery_record(row: DeliveryRow) -> DeliveryRecord:
