@@ -17,10 +17,11 @@ from openenv.core.env_server.http_server import HTTPEnvServer
 from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.routing import Host, Mount, Router
+from starlette.routing import Host, Mount, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.server import ServerProtocol
@@ -31,6 +32,7 @@ from errata_server.app import create_fastapi_app
 from errata_server.doors.mux.socket import MuxSocket
 from errata_server.doors.plain_socket import PlainSocket
 from errata_server.serve import uvicorn_protocols
+from errata_server.serve.connections import Connections
 from errata_server.serve.server import Bind, _config
 from errata_server.settings import Settings
 
@@ -143,9 +145,60 @@ async def test_who_never_reads_is_not_read_either(address: tuple[str, int], fram
     writer.transport.abort()
 
 
+def _frame(message: str) -> bytes:
+    return bytes((0x81, 0x80 | len(message))) + bytes(4) + message.encode()
+
+
 def _read(q: int) -> bytes:
-    message = b'{"q":%d,"type":"capabilities"}' % q
-    return bytes((0x81, 0x80 | len(message))) + bytes(4) + message
+    return _frame(f'{{"q":{q},"type":"capabilities"}}')
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["idle", "with_full_buffers"])
+async def test_sessions_of_a_silent_peer_are_detached_by_the_ping(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app()
+    sockets: list[uvicorn_protocols.BoundedSocket] = []
+    made = uvicorn_protocols.BoundedSocket.connection_made
+    monkeypatch.setattr(
+        uvicorn_protocols.BoundedSocket,
+        "connection_made",
+        lambda new, transport: (sockets.append(new), made(new, transport)),
+    )
+
+    def figure(name: str) -> str:
+        lines = app.state.errata.runtime.metrics.text().decode().splitlines()
+        return next(line.split()[1] for line in lines if line.startswith(name))
+
+    async with serving(app) as address:
+        _, writer = await _websocket(address, mux=True)
+        writer.transport.pause_reading()  # as if its machine were gone
+        for number in range(2):
+            key = f"n4Jr6Lm8Po0Qs2Tu4Vw6X{number}"
+            writer.write(_frame(f'{{"sid":"{number + 1:032x}","type":"open","data":{{"key":"{key}"}}}}'))
+        await until(lambda: figure("errata_sessions_active") == "2.0")
+        assert figure("errata_sessions_detached") == "0.0"
+        if full:
+            writer.write(_read(1) * 100_000)
+            await until(lambda: sockets[0].transport.get_write_buffer_size() > 0)
+        sockets[0].keepalive_timeout()  # uvicorn calls it 20 s after a ping, which it sends every 20 s
+        await until(lambda: figure("errata_sessions_detached") == "2.0")
+        assert figure("errata_sessions_active") == "2.0", "their instances are kept"
+        writer.transport.abort()
+
+
+async def test_a_peer_that_takes_nothing_is_cut_when_its_socket_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn_protocols, "CLOSE_S", 0.2)
+    lost: list[object] = []
+    monkeypatch.setattr(Connections, "lost", lambda connections, gone: lost.append(gone))
+
+    async def send_much(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_bytes(bytes(ENOUGH))
+
+    async with serving(Starlette(routes=[WebSocketRoute("/ws", send_much)])) as address:
+        _, writer = await _websocket(address)
+        writer.transport.pause_reading()
+        await until(lambda: len(lost) == 1)
+        writer.transport.abort()
 
 
 async def _answered(reader: asyncio.StreamReader, reads: int) -> list[int]:

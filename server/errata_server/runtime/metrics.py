@@ -31,7 +31,7 @@ class Metrics:
             "errata_sessions_active", "Sessions that hold an environment instance.", one, registry=self._registry
         )
         self._detached = Gauge(
-            "errata_sessions_detached", "Sessions without a socket that are kept.", one, registry=self._registry
+            "errata_sessions_detached", "Of those, sessions without a socket.", one, registry=self._registry
         )
         self._requests = _Durations(
             "errata_request_seconds",

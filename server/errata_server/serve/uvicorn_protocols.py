@@ -31,6 +31,9 @@ READ_AHEAD_BYTES = 256 * 1024
 SWITCHING_PROTOCOLS = 101
 MESSAGE_TOO_BIG, TRY_AGAIN_LATER = 1009, 1013
 
+CLOSE_S = 20.0
+"""Time for what was sent to reach the peer of a socket that is being closed, seconds; then it is cut."""
+
 HEADERS_S = 20.0
 """Timeout for a request's headers in seconds, from its first byte; for the first one from the connection's start."""
 
@@ -139,6 +142,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
     _batched = False
     _reports_unread = False
     _waiting_bytes = 0
+    _cut_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -162,10 +166,30 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             await super().run_asgi()
         finally:
             self.scope["extensions"].clear()  # bound methods, which would keep this object alive in a cycle
+            self._cut_in(CLOSE_S)
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._cut_in(0)
+
+    def handle_close(self, event: Any) -> None:
+        super().handle_close(event)
+        self._cut_in(CLOSE_S)
+
+    def _cut_in(self, seconds: float) -> None:
+        """End the connection after this time if it still exists.
+
+        ``transport.close()`` waits until everything that was sent has been taken, and a peer that is stopped, or whose
+        machine is gone, takes nothing: its sessions would stay attached.
+        """
+        if not self.disconnected and self._cut_timer is None:
+            self._cut_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         Connections.of(self.config).lost(self)
         super().connection_lost(exc)
+        if self._cut_timer is not None:
+            self._cut_timer.cancel()
         if self._frames is not None:
             self._frames.close()
         self._early = ()

@@ -23,6 +23,9 @@ from .table import SessionTable
 class DetachedElsewhere(Protocol):
     """The detached sessions of multiplexed sockets, which another module keeps."""
 
+    def __len__(self) -> int:
+        """Return how many of them hold an instance."""
+
     def oldest(self, capacity: Capacity) -> Session | None:
         """Return the longest detached session whose eviction frees ``capacity`` (`Capacity.freed_by`), or None."""
 
@@ -66,6 +69,10 @@ class Lifetime:
         self._tasks = tasks
         self.session_timeout_s = session_timeout_s
         self._multiplexed = multiplexed
+
+    def detached(self) -> int:
+        """Return how many sessions have no socket and hold an instance."""
+        return len(self._table.detached) + (len(self._multiplexed) if self._multiplexed is not None else 0)
 
     def attach(self, session: Session, socket: object) -> None:
         """Attach a session to a socket, the only one that may send its requests.

@@ -105,7 +105,7 @@ class Sessions:
             runtime, self._instances, execution, environment, agent_text_version, self._ensure_capacity
         )
         self._opening = Opening(runtime, environment, self._instances, self.table, self.lifetime, self.tasks, retention)
-        runtime.metrics.watch(environment, lambda: self.capacity.used, lambda: len(self.table.detached))
+        runtime.metrics.watch(environment, lambda: self.capacity.used, self.lifetime.detached)
 
     @property
     def recovery(self) -> RecoveryClass:

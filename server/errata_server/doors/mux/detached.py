@@ -43,7 +43,7 @@ class DetachedSessions:
         self._by_sid: OrderedDict[str, _Detached] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._by_sid)
+        return sum(detached.has_instance for detached in self._by_sid.values())
 
     def add(self, machine: ServerSession, session: Session, lost: Callable[[ServerSession], None]) -> None:
         """Add a session as the newest.
