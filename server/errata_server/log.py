@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TextIO, cast
 
 from .ids import name_of
 
@@ -106,8 +110,103 @@ def level_of(name: str, level: int) -> Iterator[None]:
         logger.setLevel(before)
 
 
+LINE_CHARACTERS = 16_384
+"""Longest line of a stream that is one record; what follows is the next one."""
+
+
+class LoggedLines:
+    """A text stream that logs each line that is written to it.
+
+    Code of environments and libraries prints, and a log of JSON lines is read by programs.
+
+    Args:
+        logger: Logger of the lines, which are logged at level info.
+        stream: The stream that it stands for; ``buffer``, ``fileno()`` and such are its own.
+    """
+
+    def __init__(self, logger: logging.Logger, stream: TextIO) -> None:
+        self.stream = stream
+        self._logger = logger
+        self._begun = ""
+        self._lock = threading.RLock()
+        self._logging = False
+
+    def write(self, text: str) -> int:
+        """Log the lines that ``text`` completes, and return its length."""
+        with self._lock:
+            if self._logging:  # the handler itself failed and prints why
+                return self.stream.write(text)
+            *lines, self._begun = (self._begun + text).split("\n")
+            if len(self._begun) >= LINE_CHARACTERS:
+                lines, self._begun = [*lines, self._begun], ""
+            self._log(lines)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def close_line(self) -> None:
+        """Log what was written of a line that has no end yet."""
+        with self._lock:
+            begun, self._begun = self._begun, ""
+            self._log([begun])
+
+    def _log(self, lines: list[str]) -> None:
+        self._logging = True
+        try:
+            for line in lines:
+                for start in range(0, len(line.rstrip()), LINE_CHARACTERS):
+                    self._logger.info("%s", line[start : start + LINE_CHARACTERS].rstrip())
+        finally:
+            self._logging = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def say(*lines: str, example: str = "") -> None:
+    """Tell whoever started the server something: a record for each line if logs are JSON, else ``errata: LINE``.
+
+    Args:
+        lines: The lines.
+        example: Program text to print after them; a log of JSON lines goes without it.
+    """
+    if _logs_json():
+        for line in lines:
+            logging.getLogger("errata.server").info("%s", line)
+    else:
+        print("".join(f"errata: {line}\n" for line in lines) + example, end="", file=sys.stderr, flush=True)
+
+
+def fail(message: str) -> None:
+    """Say why the process ends: as a record of level error if logs are JSON, else as ``errata: MESSAGE``."""
+    if _logs_json():
+        logging.getLogger("errata.server").error("%s", message)
+    else:
+        print(f"errata: {message}", file=sys.stderr)
+
+
+def _logs_json() -> bool:
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
+
+
+def _log_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger("errata.server").critical("the process ends", exc_info=(kind, error, trace))
+
+
+def _log_thread(ended: threading.ExceptHookArgs) -> None:
+    name = ended.thread.name if ended.thread is not None else "?"
+    error = ended.exc_value or ended.exc_type()
+    logging.getLogger("errata.threads").error("thread %s ends", name, exc_info=error)
+
+
 def configure(*, as_json: bool, level: str = "info") -> None:
     """Send all logs to standard error, with ids redacted.
+
+    Warnings of Python are logged too. With ``as_json`` standard output and error become `LoggedLines`, so that every
+    line is a JSON object, whoever writes it; only what writes to the descriptors, as a child process does, is not.
 
     Args:
         as_json: Write JSON lines instead of text.
@@ -130,3 +229,12 @@ def configure(*, as_json: bool, level: str = "info") -> None:
     if level != "debug":  # its four lines at each start repeat what our own say
         logging.getLogger("uvicorn.error").setLevel("WARNING")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    if as_json:
+        sys.excepthook, threading.excepthook = _log_end, _log_thread
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and not isinstance(stream, LoggedLines):
+                lines = LoggedLines(logging.getLogger(f"errata.{name}"), stream)
+                setattr(sys, name, cast(TextIO, lines))
+                atexit.register(lines.close_line)

@@ -70,6 +70,8 @@ class CountEnvironment(Environment[CountAction, CountObservation, State]):
                 site = ErrorSite(action_field="do", action_span=(0, 4))
                 marked = CountObservation(n=self._n, reward=0.0)
                 return marked.with_detection(Detection.of(ErrorKind.NONZERO_EXIT, site))
+            case "own":
+                return CountObservation(n=self._n, metadata={"error_kind": "a kind of its own"})
             case "hang":
                 import asyncio
 

@@ -53,6 +53,7 @@ def test_every_metric_is_documented_with_its_labels_and_every_documented_one_is_
     metrics.evicted("e", "lost")
     metrics.reexecuted("e", "ok")
     metrics.rewarded("e", "posted")
+    metrics.marked("e", "timeout")
     metrics.request("e", "step", "ok", 0.1)
     exposed = {}
     for family in families(metrics.text().decode()):
@@ -88,6 +89,29 @@ def test_the_journals_transactions_are_counted_with_their_size_and_time(tmp_path
     assert 0 < seconds <= whole_s, "one after the other, within what the requests took"
     assert samples(text, "errata_ready") == {(): 1}
     assert samples(text, "errata_journal_failing") == {(): 0}
+
+
+def test_the_journals_size_and_the_disk_are_shown(tmp_path: Path) -> None:
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=1, data_dir=tmp_path)
+    with TestClient(app) as client, connect(client) as socket:
+        sizes = []
+        for length in (1, 200_000):
+            socket.ask("reset", {"episode_id": "e" * length})
+            (size,) = samples(text := client.get("/metrics").text, "errata_journal_bytes").values()
+            sizes.append(size)
+        held = sum(path.stat().st_size for path in (tmp_path / "journal").iterdir())
+    assert sizes[1] - sizes[0] >= 200_000 and sizes[1] <= held
+    assert samples(text, "errata_disk_free_bytes")[()] > 0
+
+
+def test_marked_turns_are_counted_by_kinds_of_the_protocol() -> None:
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, env_name="count", max_concurrent_envs=1)
+    with TestClient(app) as client, connect(client) as socket:
+        socket.ask("reset", {})
+        for do in ("mark", "", "mark", "own"):
+            socket.ask("step", {"n": 1, "do": do})
+        text = client.get("/metrics").text
+    assert samples(text, "errata_marked_turns_total") == {("count", "nonzero_exit"): 2, ("count", "other"): 1}
 
 
 def test_refusals_evictions_and_threads_are_counted() -> None:

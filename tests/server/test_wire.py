@@ -192,7 +192,7 @@ async def test_a_peer_that_takes_nothing_is_cut_when_its_socket_is_over(monkeypa
 
     async def send_much(websocket: WebSocket) -> None:
         await websocket.accept()
-        await websocket.send_bytes(bytes(ENOUGH))
+        await websocket.send_bytes(bytes(2**24))
 
     async with serving(Starlette(routes=[WebSocketRoute("/ws", send_much)])) as address:
         _, writer = await _websocket(address)

@@ -179,12 +179,6 @@ def serve(
     from ..serve import hash_seed
 
     journal_dir = data_dir or data_dirs.of_targets(environments)
-    if data_dir is None and (earlier := data_dirs.left_behind(journal_dir)) is not None:
-        print(
-            f"errata: the journal of earlier servers in {earlier} stays unchanged, and this server starts a new one in "
-            f"{journal_dir}; to continue the earlier one, stop this server and give --data-dir {earlier}",
-            file=sys.stderr,
-        )
     if deterministic and not check:
         hash_seed.fix(journal_dir)  # before the environment and its dependencies are imported
 
@@ -195,6 +189,11 @@ def serve(
     from ..targets.load import Stated
 
     log.configure(as_json=log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()), level=log_level)
+    if data_dir is None and (earlier := data_dirs.left_behind(journal_dir)) is not None:
+        log.say(
+            f"the journal of earlier servers in {earlier} stays unchanged, and this server starts a new one in "
+            f"{journal_dir}; to continue the earlier one, stop this server and give --data-dir {earlier}"
+        )
     given: dict[str, object] = {"data_dir": journal_dir}
     if step_timeout is not None:
         given["step_timeout_s"] = step_timeout
@@ -380,5 +379,7 @@ UNEXPECTED = "an error in Errata itself:"
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"errata: {printable(message)}", file=sys.stderr)
+    from .. import log
+
+    log.fail(printable(message))
     sys.exit(1)

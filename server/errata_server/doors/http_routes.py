@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 
-from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable
 from errata_protocol.json_text import ValueCounter
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
 
@@ -83,6 +84,8 @@ def register(
 
     @app.get("/metrics", tags=["Errata"])
     async def get_metrics() -> Response:
+        with suppress(JournalUnavailable):  # the figure stays as it was
+            await runtime.store.measure()
         return Response(runtime.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     if replayable:

@@ -11,8 +11,11 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.utils import floatToGoString
 
+from errata_protocol.markers import ErrorKind
+
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
+_KINDS = frozenset(ErrorKind)
 _GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
 
@@ -22,6 +25,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = _Registry()
+        self._watched: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {}
         one = ("environment",)
         self._opened = Counter("errata_sessions_opened_total", "Sessions opened.", one, registry=self._registry)
         self._ended = Counter(
@@ -63,6 +67,12 @@ class Metrics:
             (*one, "origin"),
             registry=self._registry,
         )
+        self._marked = Counter(
+            "errata_marked_turns_total",
+            "Turns committed with an error marker, by its kind.",
+            (*one, "error_kind"),
+            registry=self._registry,
+        )
         self._commit = Histogram(
             "errata_journal_commit_seconds",
             "Time that one transaction took to be durable; failed attempts too.",
@@ -80,6 +90,11 @@ class Metrics:
         """Ask these functions for an environment's gauges whenever they are read."""
         self._active.labels(environment).set_function(active)
         self._detached.labels(environment).set_function(detached)
+        self._watched[environment] = (active, detached)
+
+    def sessions(self) -> tuple[int, int]:
+        """Return how many sessions of all environments hold an instance, and how many of those have no socket."""
+        return sum(active() for active, _ in self._watched.values()), sum(away() for _, away in self._watched.values())
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge that asks ``value`` whenever it is read."""
@@ -112,6 +127,10 @@ class Metrics:
     def rewarded(self, environment: str, origin: str) -> None:
         """Count a late reward: of the ``environment`` itself, or ``posted``."""
         self._rewarded.labels(environment, origin).inc()
+
+    def marked(self, environment: str, error_kind: str) -> None:
+        """Count a turn that was committed with an error marker. A kind that the protocol does not name is ``other``."""
+        self._marked.labels(environment, error_kind if error_kind in _KINDS else "other").inc()
 
     def written(self, commits: int, seconds: float) -> None:
         """Count one transaction of the journal; from any thread."""

@@ -134,6 +134,8 @@ class Runtime:
             "1 while commits cannot be made durable.",
             lambda: self.store.journal.failing is not None,
         )
+        gauge("errata_journal_bytes", "Size of the journal's files.", lambda: self.store.journal_bytes)
+        gauge("errata_disk_free_bytes", "Free space for the data directory.", self.store.free_bytes)
         gauge("errata_threads_pinned", "Threads tied to environments.", lambda: threads.counts.pinned)
         gauge("errata_threads_free", "Threads of the shared pool.", lambda: threads.counts.free)
         gauge("errata_calls_hanging", "Calls given up that have not returned.", lambda: threads.counts.written_off)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
+import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +94,7 @@ class Store:
         self._short = False
         self._short_lock = threading.Lock()
         self._watch: DataWatch | None = None
+        self.journal_bytes = 0
 
     def open(self, journal: Journal, disk: Disk | None) -> None:
         """Use ``journal``, and watch the free space of ``disk``; may be called again after `close`."""
@@ -178,6 +181,22 @@ class Store:
                 )
             await asyncio.sleep(POLL_S)
             waited += POLL_S
+
+    async def measure(self) -> None:
+        """Look how large the journal's files are, for `journal_bytes`. The number of segments grows with the journal.
+
+        Raises:
+            JournalUnavailable: The store is closed.
+        """
+        if self._data_dir is not None:
+            self.journal_bytes = await self._read(_size, self._data_dir / "journal")
+
+    def free_bytes(self) -> float:
+        """Return how much a commit may still write to the disk, in bytes; NaN where that is not known."""
+        try:
+            return self._disk.free()[0] if self._disk is not None else math.nan
+        except OSError:
+            return math.nan
 
     async def _read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return ``function(*args, **kwargs)``, called on a reader thread where the journal may block."""
@@ -387,3 +406,14 @@ class Store:
         bytes. `stop_compaction` ends it early."""
         stop = self._stop_compaction.is_set
         return self._on(self._compactor, lambda: self.journal.compact(stop=stop))
+
+
+def _size(directory: Path) -> int:
+    """Return how large the files of a directory are together, in bytes; 0 without it."""
+    total = 0
+    try:
+        for entry in os.scandir(directory):
+            total += entry.stat().st_size
+    except FileNotFoundError:  # none yet, or compaction has removed a segment: the next scrape looks again
+        pass
+    return total

@@ -1,5 +1,4 @@
-"""The lines that ``errata serve`` prints after ``errata: serving`` (`server`): how sessions are recovered, and an
-example client."""
+"""What ``errata serve`` says after its address (`server`): how sessions are recovered, and an example client."""
 
 from __future__ import annotations
 
@@ -14,24 +13,33 @@ from ..targets.load import Servable
 
 
 def announcement_lines(found: Sequence[Servable], capabilities: Mapping[str, Capabilities], url: str) -> list[str]:
-    """Return the lines to print after the address of a server.
+    """Return the lines to say after the address of a server.
 
     Args:
         found: The environments.
         capabilities: Capabilities of each, by name.
         url: Address of the server.
     """
-    lines = [f"errata: {one.name}: {_recovery_text(one, capabilities[one.name])}" for one in found]
+    lines = [f"{one.name}: {_recovery_text(one, capabilities[one.name])}" for one in found]
     if os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes"):
-        lines.append(f"errata: web interface at {url}/web")
+        lines.append(f"web interface at {url}/web")
+    return lines
+
+
+def example(found: Sequence[Servable], url: str) -> str:
+    """Return the text of a program that talks to a server.
+
+    Args:
+        found: The environments.
+        url: Address of the server.
+    """
     address = url if len(found) == 1 else f"{url}/{found[0].name}"
-    return [
-        *lines,
-        "errata: to talk to it:",
-        "    from errata_client import ErrataClient",
-        f"    with ErrataClient({address!r}).sync() as env:",
-        "        print(env.reset().observation)",
-    ]
+    return (
+        "errata: to talk to it:\n"
+        "    from errata_client import ErrataClient\n"
+        f"    with ErrataClient({address!r}).sync() as env:\n"
+        "        print(env.reset().observation)\n"
+    )
 
 
 def _recovery_text(servable: Servable, offered: Capabilities) -> str:

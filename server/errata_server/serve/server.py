@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -26,13 +27,14 @@ from errata_protocol.errors import InvalidRequest
 from .. import descriptors
 from ..app.multi_environment import compose, mount_by_name
 from ..doors.auth import LOOPBACK_NAMES, is_loopback
+from ..log import say
 from ..runtime.data_lock import announce_url
 from ..runtime.registry import RUNTIMES
 from ..runtime.runtime import Runtime
 from ..sandbox import registry
 from ..settings import Settings
 from ..targets.load import Stated, load_all
-from .announcement import announcement_lines
+from .announcement import announcement_lines, example
 from .connections import Connections
 from .detached_sockets import allows_detached_sockets
 from .health_port import HealthPort
@@ -84,7 +86,8 @@ class Served:
         runtime: Journal and sandboxes of all environments.
         specs: The environments.
         capabilities: Capabilities of each environment, by name.
-        announcement: Returns the lines to print when the port is open, from the server's address.
+        announcement: Returns the lines to say when the port is open, from the server's address.
+        example: Returns an example client, from the server's address.
     """
 
     app: FastAPI
@@ -92,6 +95,7 @@ class Served:
     specs: tuple[EnvironmentSpec, ...]
     capabilities: Mapping[str, Capabilities]
     announcement: Callable[[str], list[str]] = lambda url: []
+    example: Callable[[str], str] = lambda url: ""
 
 
 def build(
@@ -155,14 +159,14 @@ def build(
     }
     specs = tuple(servable.spec for servable in found)
     capabilities = {name: app.state.errata.offered() for name, app in apps.items()}
-    announcement = functools.partial(announcement_lines, found, capabilities)
+    says = (functools.partial(announcement_lines, found, capabilities), functools.partial(example, found))
     if len(apps) == 1:
         ((name, app),) = apps.items()
         mount_by_name(app, app.router, name)
-        return Served(app, runtime, specs, capabilities, announcement)
+        return Served(app, runtime, specs, capabilities, *says)
     replayable = all("state_at" in offered.extensions for offered in capabilities.values())
     composed = compose(apps, runtime, replayable=replayable, insecure=bind.insecure)
-    return Served(composed, runtime, specs, capabilities, announcement)
+    return Served(composed, runtime, specs, capabilities, *says)
 
 
 def checked_settings(settings: Settings, bind: Bind) -> Settings:
@@ -264,7 +268,7 @@ def run_read_only(app: FastAPI, bind: Bind, what: str) -> None:
     connections = _connections(0)
     listening = _listen(bind)
     config = _config(app, bind, connections)
-    print(f"errata: serving {what} at {_url_of(listening)}", file=sys.stderr, flush=True)
+    say(f"serving {what} at {_url_of(listening)}")
     _run(_Server(config).serve(sockets=[listening]), config.get_loop_factory() or asyncio.new_event_loop)
 
 
@@ -346,6 +350,7 @@ async def _serve(server: uvicorn.Server, served: Served, listening: socket.socke
         await server.serve(sockets=[listening])
     finally:
         await served.runtime.close()
+    log.info("stopped: every step that a client was told of is in the journal")
 
 
 def _spare_garbage_collection() -> None:
@@ -376,17 +381,27 @@ class _Server(uvicorn.Server):
 class _AnnouncingServer(_Server):
     def __init__(self, config: uvicorn.Config, served: Served, url: str) -> None:
         super().__init__(config)
+        self._served = served
         self._runtime = served.runtime
         self._url = url
         self._names = ", ".join(spec.name for spec in served.specs)
-        self._announcement = served.announcement
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         announce_url(self._runtime.data_dir, self._url)
         kept = self._runtime.data_dir or "memory only, lost when this process ends"
-        lines = [f"errata: serving {self._names} at {self._url} (journal: {kept})", *self._announcement(self._url)]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        address = f"serving {self._names} at {self._url} (journal: {kept})"
+        say(address, *self._served.announcement(self._url), example=self._served.example(self._url))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        name = signal.Signals(sig).name
+        if not self.should_exit:
+            active, detached = self._runtime.metrics.sessions()
+            log.info(
+                "%s: the server stops; its %d sessions, %d of them without a client, have %g s to complete what runs",
+                *(name, active, detached, DRAIN_S),
+            )
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._runtime.shutdown.begin()
@@ -395,6 +410,7 @@ class _AnnouncingServer(_Server):
         for listening in sockets or []:
             listening.close()
         await self._runtime.shutdown.drain(DRAIN_S)
+        log.info("%d connections are being closed", len(self.server_state.connections))
         await super().shutdown(sockets)
 
 

@@ -176,6 +176,10 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         super().handle_close(event)
         self._cut_in(CLOSE_S)
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._cut_in(CLOSE_S)
+
     def _cut_in(self, seconds: float) -> None:
         """End the connection after this time if it still exists.
 

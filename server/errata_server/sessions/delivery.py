@@ -150,6 +150,8 @@ class Delivery:
                 yield self._instances.drop(turn, session, "a delivery could not be journaled")
                 raise
             session.advance(turn, committed)
+            if (error_kind := executed.row.error_kind) is not None:
+                self._runtime.metrics.marked(self._environment, error_kind)
             return committed
         except BaseException as error:
             outcome = error.code if isinstance(error, ErrataError) else "INTERNAL"  # a metric label
