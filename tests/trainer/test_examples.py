@@ -26,6 +26,7 @@ from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer,
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+README = (EXAMPLES.parent / "README.md").read_text()
 TRAINING = (EXAMPLES.parent / "docs" / "training.md").read_text()
 TASKS = Path(terminal_env.__file__).parent / "tasks"
 
@@ -134,6 +135,31 @@ def test_the_trl_script_trains_the_tiny_policy_on_the_terminal(tmp_path: Path) -
     by_key = re.compile(r"(sdpo/divergence/|sdpo/share/|counterfactual/accepted/)\S+")
     ours = {by_key.sub(r"\1KEY", name) for name in log if name.startswith(prefixes)}
     assert len(ours) > 6 and [name for name in ours if f"`{name}`" not in TRAINING] == []
+
+
+@pytest.mark.sandbox
+@pytest.mark.timeout(300)
+def test_the_readmes_trainer_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tiny policy for the model from the Hub, and settings of a CPU."""
+    from errata_trainer.demo import warm_up
+
+    (text,) = [part.split("```")[0] for part in README.split("```python\n") if "ThreeChannelGRPOTrainer(" in part]
+    monkeypatch.chdir(tmp_path)
+    on_cpu = {"use_cpu": True, "bf16": False, "max_steps": 1, "per_device_train_batch_size": 4, "num_generations": 4}
+    short = {"max_completion_length": 480, "max_tool_calling_iterations": 4, "report_to": [], "save_strategy": "no"}
+    with ServerProcess("terminal", tmp_path / "data") as server:
+        tokenizer, model = warm_up.taught_policy(server.url, say=lambda *_: None)
+        monkeypatch.setattr("trl.GRPOConfig", lambda out, **_: GRPOConfig(out, **on_cpu, **short))
+        trainers: list[Any] = []
+        monkeypatch.setattr(
+            "errata_trainer.recipes.trl.ThreeChannelGRPOTrainer",
+            lambda **given: (
+                trainers.append(ThreeChannelGRPOTrainer(**given | {"model": model, "processing_class": tokenizer}))
+                or trainers[0]
+            ),
+        )
+        exec(compile(text.replace("http://127.0.0.1:8000", server.url), "README.md", "exec"), {})
+    assert trainers[0].state.global_step == 1 and "reward" in trainers[0].state.log_history[0]
 
 
 def test_several_gpus_want_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
