@@ -6,7 +6,9 @@ The honest sessions run a trivial command every five seconds, which two cores ha
 connection. The hostile ones do, again and again, what reviewers have stopped the server with: submits with thousands
 of files named like tests, with tens of megabytes of result lines and with output that never ends; large patches;
 floods of output and text that detectors read slowly; messages of many JSON values. The control's sessions run busy
-loops in their sandboxes. Rounds of both alternate, in an order that changes, and the ratio is taken per round.
+loops in their sandboxes, and their client computes for as large a part of the time as the hostile client did, because
+both share the processors with the server. Rounds of both alternate, in an order that changes, and the ratio is taken
+per round.
 """
 
 from __future__ import annotations
@@ -74,8 +76,23 @@ async def repeat(work: Callable[[], Awaitable[Any]], refused: list[int]) -> None
                 await asyncio.sleep(0.2)
 
 
-async def load(server_url: str, hostile: bool) -> dict[str, int]:
-    """Run 8 sessions of one kind, each with a connection of its own, until standard input ends."""
+async def compute(part: float) -> None:
+    """Keep a processor busy for this part of the time."""
+    while True:
+        until = time.thread_time() + 0.01 * part
+        while time.thread_time() < until:
+            pass
+        await asyncio.sleep(0.01 * (1 - part))
+
+
+async def load(server_url: str, hostile: bool, part: float) -> dict[str, float]:
+    """Run 8 sessions of one kind, each with a connection of its own, until standard input ends.
+
+    Args:
+        server_url: The server's URL.
+        hostile: Whether they are the hostile ones.
+        part: Part of the time for which this process computes besides.
+    """
     done: list[int] = []
     refused: list[int] = []
 
@@ -110,20 +127,34 @@ async def load(server_url: str, hostile: bool) -> dict[str, int]:
             url = f"{server_url}/{'swe_bench_lite' if hostile and number < 4 else 'terminal'}"
             client = await stack.enter_async_context(ErrataClient(url, message_timeout_s=600))
             tasks.append(asyncio.create_task(repeat(work(client, number), refused)))
+        tasks.append(asyncio.create_task(compute(part)))
         print("ready", flush=True)
+        began, used = time.monotonic(), time.process_time()
         await asyncio.to_thread(sys.stdin.read)
+        busy = (time.process_time() - used) / (time.monotonic() - began)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return {"done": len(done), "refused": len(refused)}
+    return {"done": len(done), "refused": len(refused), "client_busy": busy}
 
 
 @contextlib.asynccontextmanager
-async def beside(server: ServerProcess, hostile: bool, counts: Counter[str]) -> AsyncIterator[None]:
-    """Run `load` in a process of its own, because its work must not delay the honest clients, until the block ends."""
+async def beside(
+    server: ServerProcess, hostile: bool, counts: Counter[str], busy: dict[bool, float]
+) -> AsyncIterator[None]:
+    """Run `load` in a process of its own, because its work must not delay the honest clients, until the block ends.
+
+    Args:
+        server: The server.
+        hostile: Whether its sessions are the hostile ones.
+        counts: Sums of what they did.
+        busy: Part of the time for which the client of each kind computed, by ``hostile``. The control computes as much
+            as the hostile one did.
+    """
     kind = "hostile" if hostile else "control"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, __file__, "--load", kind, "--url", server.url),
+        *(() if hostile else ("--busy", str(busy.get(True, 0.0)))),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -133,7 +164,9 @@ async def beside(server: ServerProcess, hostile: bool, counts: Counter[str]) -> 
         yield
     finally:
         output, _ = await process.communicate(b"")
-        counts.update({f"{kind}_{name}": count for name, count in json.loads(output or "{}").items()})
+        told = json.loads(output)
+        busy[hostile] = told.pop("client_busy")
+        counts.update({f"{kind}_{name}": count for name, count in told.items()})
 
 
 async def honest(clients: list[ErrataClient], seconds: float) -> list[float]:
@@ -172,14 +205,16 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             await client.reset()
             await client.step({"command": "true"})
         counts: Counter[str] = Counter()
+        busy: dict[bool, float] = {}
         for number in range(options.rounds):
-            found = {}
+            found, parts = {}, {}
             for hostile in (number % 2 == 0, number % 2 == 1):
-                async with beside(server, hostile, counts):
+                async with beside(server, hostile, counts, busy):
                     await asyncio.sleep(min(3.0, options.seconds))
                     took = sorted(await honest(clients, options.seconds))
                 memory.append(memory_mib(server))
                 found["hostile" if hostile else "control"] = took
+                parts["hostile" if hostile else "control"] = busy[hostile]
                 await asyncio.sleep(1)
             rounds.append(
                 {
@@ -188,6 +223,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                         "p50_ms": round(percentile(took, 0.5) * 1e3, 1),
                         "p99_ms": round(percentile(took, 0.99) * 1e3, 1),
                         "worst_ms": round(took[-1] * 1e3, 1),
+                        "client_busy": round(parts[name], 2),
                     }
                     for name, took in found.items()
                 }
@@ -216,9 +252,10 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="small and quick: shows that it runs, measures nothing")
     parser.add_argument("--load", choices=("hostile", "control"), help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
+    parser.add_argument("--busy", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
-        print(json.dumps(asyncio.run(load(options.url, options.load == "hostile"))))
+        print(json.dumps(asyncio.run(load(options.url, options.load == "hostile", options.busy))))
         return
     options.load = os.getloadavg()[0]
     if options.smoke:
