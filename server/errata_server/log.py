@@ -120,26 +120,28 @@ class LoggedLines:
     Code of environments and libraries prints, and a log of JSON lines is read by programs.
 
     Args:
-        logger: Logger of the lines, which are logged at level info.
+        logger: Logger of the lines.
         stream: The stream that it stands for; ``buffer``, ``fileno()`` and such are its own.
+        level: Level at which the lines are logged.
     """
 
-    def __init__(self, logger: logging.Logger, stream: TextIO) -> None:
+    def __init__(self, logger: logging.Logger, stream: TextIO, level: int = logging.INFO) -> None:
         self.stream = stream
         self._logger = logger
+        self._level = level
         self._begun = ""
-        self._lock = threading.RLock()
-        self._logging = False
+        self._lock = threading.Lock()
+        self._this_thread = threading.local()
 
     def write(self, text: str) -> int:
         """Log the lines that ``text`` completes, and return its length."""
+        if getattr(self._this_thread, "logs", False):  # the handler itself failed, and prints why
+            return self.stream.write(text)
         with self._lock:
-            if self._logging:  # the handler itself failed and prints why
-                return self.stream.write(text)
             *lines, self._begun = (self._begun + text).split("\n")
             if len(self._begun) >= LINE_CHARACTERS:
                 lines, self._begun = [*lines, self._begun], ""
-            self._log(lines)
+        self._log(lines)  # without the lock: a thread whose handler fails holds that one's lock and writes here
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -151,16 +153,16 @@ class LoggedLines:
         """Log what was written of a line that has no end yet."""
         with self._lock:
             begun, self._begun = self._begun, ""
-            self._log([begun])
+        self._log([begun])
 
     def _log(self, lines: list[str]) -> None:
-        self._logging = True
+        self._this_thread.logs = True
         try:
             for line in lines:
                 for start in range(0, len(line.rstrip()), LINE_CHARACTERS):
-                    self._logger.info("%s", line[start : start + LINE_CHARACTERS].rstrip())
+                    self._logger.log(self._level, "%s", line[start : start + LINE_CHARACTERS].rstrip())
         finally:
-            self._logging = False
+            self._this_thread.logs = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -232,9 +234,9 @@ def configure(*, as_json: bool, level: str = "info") -> None:
     logging.captureWarnings(True)
     if as_json:
         sys.excepthook, threading.excepthook = _log_end, _log_thread
-        for name in ("stdout", "stderr"):
+        for name, lines_level in (("stdout", logging.INFO), ("stderr", logging.WARNING)):
             stream = getattr(sys, name)
             if stream is not None and not isinstance(stream, LoggedLines):
-                lines = LoggedLines(logging.getLogger(f"errata.{name}"), stream)
+                lines = LoggedLines(logging.getLogger(f"errata.{name}"), stream, lines_level)
                 setattr(sys, name, cast(TextIO, lines))
                 atexit.register(lines.close_line)

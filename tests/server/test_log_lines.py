@@ -45,7 +45,7 @@ def test_every_line_is_json_and_the_end_is_told(tmp_path: Path) -> None:
     told = {line["message"]: line for line in lines}
     assert any(message.startswith("serving NoisyEnvironment at http://") for message in told)
     assert [told[text]["logger"] for text in ("printed", "in two lines", "without an end")] == ["errata.stdout"] * 3
-    assert told["an error"]["logger"] == "errata.stderr"
+    assert (told["an error"]["logger"], told["an error"]["level"]) == ("errata.stderr", "warning")
     assert any("this is odd" in message for message in told)
     assert "ZeroDivisionError" in told["thread theirs ends"]["exception"]
     asked, closing, stopped = [line["message"] for line in lines if line["logger"] == "errata.server"][-3:]
