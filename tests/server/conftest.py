@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from errata_server.runtime.runtime import Runtime
 from errata_server.sandbox.fake.backend import FakeBackend
 from errata_server.settings import Settings
 from errata_server.simulation import SeededIds, SimulatedClock, SimulatedThreads
+from errata_server.targets import directory_modules
 
 from .environments import CountAction, CountEnvironment, CountObservation
 
@@ -57,6 +59,17 @@ async def until(said: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not said():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Modules, path entries and finders that a test adds are gone after it."""
+    modules, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
+    yield
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    sys.path[:], sys.meta_path[:] = path, finders
+    directory_modules._directories.clear()
 
 
 def simulated(settings: Settings | None = None) -> Runtime:

@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -30,7 +27,6 @@ from errata_server.process import ServerProcess
 from errata_server.runtime.registry import RUNTIMES
 from errata_server.serve.server import Bind, build
 from errata_server.settings import Settings
-from errata_server.targets import imports
 from errata_server.targets.load import Stated, load, load_all
 
 from ..environments.ledger import LedgerAction, LedgerEnvironment, LedgerObservation
@@ -247,17 +243,6 @@ def test_both_kinds_of_installed_environments_are_listed(elsewhere: Path, capsys
     assert listed["terminal"] == "terminal_env:SPEC"
 
 
-@pytest.fixture
-def forgotten() -> Iterator[None]:
-    """Modules and path entries that a test adds are gone after it."""
-    modules, path = set(sys.modules), list(sys.path)
-    yield
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
-    sys.path[:] = path
-    imports._programs.clear()
-
-
 def test_settings_are_read_again_from_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = Settings(
         data_dir=tmp_path,
@@ -271,17 +256,6 @@ def test_settings_are_read_again_from_their_environment(tmp_path: Path, monkeypa
     for name, value in given.in_environment().items():
         monkeypatch.setenv(name, value)
     assert Settings() == given
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_programs_with_modules_of_the_same_name_are_not_mixed_up(tmp_path: Path) -> None:
-    for name in ("first_program", "second_program"):
-        shutil.copytree(GREETING, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
-        app = tmp_path / name / "server" / "app.py"
-        app.write_text("from models import GreetingAction\n" + app.read_text())
-    assert load(str(tmp_path / "first_program")).app is not None
-    with pytest.raises(InvalidRequest, match=r"second_program: .* another module is called 'models' in this process"):
-        load(str(tmp_path / "second_program"))
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -369,13 +343,3 @@ def test_a_class_given_for_an_environment_that_says_its_own_is_checked() -> None
         load(f"{HERE}.ledger:LedgerEnvironment", stated=Stated(action=f"{HERE}.ledger:LedgerObservation"))
     with pytest.raises(InvalidRequest, match="is an application with its own"):
         load(f"{HERE}.applications:make", stated=Stated(action=f"{HERE}.ledger:LedgerAction"))
-
-
-def test_a_module_that_answers_every_name_has_no_directories(tmp_path: Path) -> None:
-    class Everything(ModuleType):
-        def __getattr__(self, name: str) -> object:
-            return object()
-
-    found = Everything("everything")
-    found.__file__ = str(tmp_path / "everything.py")
-    assert imports._directories(found, parents=False) == {tmp_path.resolve()}

@@ -1,17 +1,13 @@
-"""Imports ``module:attribute`` or the application of an OpenEnv package directory; failures become one-line errors.
-
-The modules of such a directory import each other either as a package (``from ..models import``) or as a program
-(``from models import``). A program's directory is put on ``sys.path``."""
+"""Imports ``module:attribute`` or the application of an OpenEnv package directory; failures become one-line errors."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import keyword
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,12 +15,7 @@ from typing import Any
 from errata_protocol.errors import InvalidRequest
 
 from ..environments.discovery import Package
-
-_programs: set[str] = set()
-"""Directories on ``sys.path`` whose modules were imported as a program."""
-
-_packages: set[str] = set()
-"""Names in ``sys.modules`` under which directories were imported as packages."""
+from .directory_modules import Directory
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -51,79 +42,42 @@ def attribute(target: str) -> Any:
 def attribute_of_package(package: Package) -> Any:
     """Import the application that an environment package names, however its modules import each other.
 
-    The module is imported as part of its package (``from ..models import``) and, if that raises ImportError, as a
-    program in its directory (``from models import``): OpenEnv's environments are written for one of these, or for both.
-
     Raises:
-        InvalidRequest: Neither works; the message has the error of the first way. Or the second would take modules of
-            another program for its own.
+        InvalidRequest: It cannot be imported.
     """
     name, _, path = package.app.partition(":")
-    parent = package.module or _as_package(package)
+    root = package.directory
+    preferred = package.module or _identifier(root.name)
+    directory = None
     try:
-        with _without_program_modules():
-            made = _import(f"{parent}.{name}")
-        return _member(made, path)
-    except ImportError as error:
-        first = error
-    _check_name_clashes(package, name, first)
-    directory = str(package.directory)
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
-    _programs.add(directory)
-    try:
-        return _member(_import(name), path)
-    except ImportError:
-        raise InvalidRequest(f"cannot import {package.app} of {package.directory}: {described(first)}") from first
+        directory = Directory.of(root, preferred, [package.name])
+        return _member(directory.module(name), path)
+    except (InvalidRequest, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a module may even exit
+        said = described(error)
+        if directory is not None:
+            said = said.replace(f"'{directory.package}.", "'")  # a name that nobody wrote
+            if isinstance(error, ImportError) and directory.init_error is not None:
+                said += f"; its __init__.py raised {described(directory.init_error)}"
+        raise InvalidRequest(f"cannot import {package.app} of {root}: {said}{_remedy(error, root)}") from error
 
 
-def _check_name_clashes(package: Package, name: str, first: ImportError) -> None:
-    """Raise InvalidRequest if a module of this program has the same name as another program's, or as ``name``'s module.
-
-    Python would import the other program's module in its place.
-    """
-    own = {entry.stem for entry in package.directory.iterdir()}
-    others = {top for known in _program_modules(but=package.directory) if (top := known.partition(".")[0]) in own}
-    top = name.partition(".")[0]
-    if top in sys.modules and package.directory not in _directories(sys.modules[top]):
-        others.add(top)
-    if others:
-        raise InvalidRequest(
-            f"cannot import {package.app} of {package.directory}: {described(first)}; and as a program neither, "
-            f"because another module is called {sorted(others)[0]!r} in this process: serve it in a process of its own"
-        ) from first
+def _remedy(error: BaseException, root: Path) -> str:
+    """Return what to do about a module that is missing; "" for another error."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    for name, how in (("pyproject.toml", ""), ("setup.py", ""), ("requirements.txt", "-r ")):
+        for file in (root / name, root / "server" / name):
+            if file.is_file():
+                return f"; if a package is missing: pip install {how}{file if how else root}"
+    return "; if a package is missing, install it with pip install"
 
 
-def _program_modules(but: Path | None = None) -> dict[str, ModuleType]:
-    """Return the imported modules of programs, by name, except those of the directory ``but``."""
-    programs = [Path(program) for program in _programs if Path(program) != but]
-    if not programs:
-        return {}
-    return {
-        name: found
-        for name, found in list(sys.modules.items())
-        if name.partition(".")[0] not in _packages
-        and any(
-            directory.is_relative_to(program)
-            for directory in _directories(found, parents=False)
-            for program in programs
-        )
-    }
-
-
-@contextmanager
-def _without_program_modules() -> Iterator[None]:
-    """Hide the modules of programs (``models``, ``server``) and their directories from imports in the context."""
-    hidden = _program_modules()
-    path = list(sys.path)
-    sys.path[:] = [entry for entry in path if entry not in _programs]
-    for name in hidden:
-        del sys.modules[name]
-    try:
-        yield
-    finally:
-        sys.modules.update(hidden)
-        sys.path[:] = path
+def _identifier(name: str) -> str:
+    """Return a name under which a directory can be imported."""
+    name = name.replace("-", "_")
+    return name if name.isidentifier() and not keyword.iskeyword(name) else re.sub(r"\W", "_", f"env_{name}")
 
 
 def module(name: str) -> ModuleType:
@@ -175,65 +129,6 @@ def _own_names(owner: ModuleType) -> list[str]:
     ][:12]
 
 
-def _as_package(package: Package) -> str:
-    """Import a package's directory under its own name, without its parent on ``sys.path``; return that name.
-
-    An ImportError of its ``__init__.py`` is ignored: the package is then empty, but its submodules can be imported.
-
-    Raises:
-        InvalidRequest: Another package has that name, or ``__init__.py`` raised another exception.
-    """
-    name = package.directory.name.replace("-", "_")
-    if not name.isidentifier():
-        name = re.sub(r"\W", "_", f"env_{name}")
-    known = sys.modules.get(name)
-    if known is not None:
-        if package.directory not in _directories(known):
-            raise InvalidRequest(
-                f"{package.directory} would be imported as {name!r}, but another package has that name in this process"
-            )
-        return name
-    _packages.add(name)
-    init = package.directory / "__init__.py"
-    spec = importlib.util.spec_from_file_location(
-        name, init if init.is_file() else None, submodule_search_locations=[str(package.directory)]
-    )
-    if spec is None or not init.is_file():
-        made = ModuleType(name)
-        made.__path__ = [str(package.directory)]
-        sys.modules[name] = made
-        return name
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    assert spec.loader is not None
-    try:
-        spec.loader.exec_module(made)
-    except ImportError:
-        # It may import its client, whose dependencies need not be installed. Only its server is needed.
-        made.__path__ = [str(package.directory)]
-    except BaseException as error:
-        del sys.modules[name]
-        raise InvalidRequest(f"cannot import {name!r} from {package.directory}: {described(error)}") from error
-    return name
-
-
-def _directories(owner: ModuleType, *, parents: bool = True) -> set[Path]:
-    """Return the directories of a module: those it searches for submodules, and that of its file.
-
-    Args:
-        owner: The module.
-        parents: Add the parents of these directories.
-    """
-    places = getattr(owner, "__path__", None)
-    if not isinstance(places, Iterable):
-        places = ()  # some modules have every attribute, such as `torch.classes`
-    paths = [Path(place).resolve() for place in places]
-    file = getattr(owner, "__file__", None)
-    if file is not None:
-        paths.append(Path(file).resolve().parent)
-    return {*paths, *(path.parent for path in paths if parents)}
-
-
 def described(error: BaseException) -> str:
     """Describe an exception with its place in the source, and up to two exceptions that caused or preceded it."""
     lines: list[str] = []
@@ -241,7 +136,7 @@ def described(error: BaseException) -> str:
     while known is not None and len(lines) < 3:
         text = f"{type(known).__name__}: {' '.join(str(known).split())}"
         frames = [f for f in traceback.extract_tb(known.__traceback__) if "importlib" not in f.filename]
-        frames = [f for f in frames if f.filename != __file__]
+        frames = [f for f in frames if Path(f.filename).parent != Path(__file__).parent]
         if isinstance(known, SyntaxError) and known.filename:
             text += f" ({known.filename}:{known.lineno})"
         elif frames:
