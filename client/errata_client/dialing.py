@@ -16,6 +16,7 @@ from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatu
 from websockets.typing import Subprotocol
 
 from errata_protocol.capabilities import PROTOCOL_NAME
+from errata_protocol.exception_text import text_of
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Status codes of proxies whose server restarts, and of servers that ask the client to try again."""
@@ -82,7 +83,7 @@ class Dial:
                 **local,
             )
         except Exception as error:
-            text = f"Failed to connect to {self.ws_url}: {error or type(error).__name__}"
+            text = f"Failed to connect to {self.ws_url}: {text_of(error)}"
             if isinstance(error, InvalidStatus) and error.response.status_code == 401:
                 text += TOKEN_HINT
             if not isinstance(error, OSError | InvalidHandshake):

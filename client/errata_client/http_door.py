@@ -18,6 +18,7 @@ from errata_protocol.errors import (
     ServiceError,
     SessionUnknown,
 )
+from errata_protocol.exception_text import text_of
 from errata_protocol.replay import EpisodeDetail, ForkReply, RewardPost, StateAt, episode_path
 
 from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
@@ -164,7 +165,7 @@ class HttpDoor:
         except httpx.TransportError as error:
             if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
                 raise TimeoutError(f"{method} {path} got no answer within {self._timeout_s} s") from error
-            raise ConnectionError(f"{method} {self._base}{path} failed: {error}") from error
+            raise ConnectionError(f"{method} {self._base}{path} failed: {text_of(error)}") from error
         if response.is_success:
             return response
         raise _http_error(method, path, response)

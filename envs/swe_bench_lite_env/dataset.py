@@ -17,6 +17,7 @@ from typing import Any
 
 from errata_protocol.bounded_json import decode
 from errata_protocol.errors import InvalidRequest, NotSupported
+from errata_protocol.exception_text import named_text_of
 from errata_protocol.install_hint import DISTRIBUTION, install_hint
 from errata_protocol.names import INSTANCE, REPOSITORY
 from errata_protocol.printable import printable
@@ -381,7 +382,7 @@ def load_dataset(
         except DatasetInvalid as error:
             problems[where] = printable(error)
         except Exception as error:  # of a parser: it is contained to this row all the same
-            problems[where] = printable(f"{where}: cannot be read ({type(error).__name__}: {error})")
+            problems[where] = printable(f"{where}: cannot be read ({named_text_of(error)})")
         else:
             seen[instance.instance_id] = where
             instances.append(instance)

@@ -115,7 +115,8 @@ class ErrataError(RuntimeError):
     that keeps working with Errata's client.
 
     Args:
-        message: What happened, to what, and what to do next. What has no UTF-8 form in it is escaped.
+        message: What happened, to what, and what to do next. What has no UTF-8 form in it is escaped; an empty one,
+            as other servers send for a bare ``assert``, becomes the name of the class.
         details: Fields for the wire, beside ``message`` and ``code``.
     """
 
@@ -123,6 +124,7 @@ class ErrataError(RuntimeError):
 
     def __init__(self, message: str, /, **details: Any) -> None:
         message = message.encode("utf-8", "backslashreplace").decode()
+        message = message if message.strip() else type(self).__name__
         super().__init__(message)
         self.message = message
         self.details = details

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from errata_protocol.exception_text import named_text_of
+
 log = logging.getLogger("errata.threads")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
@@ -88,7 +90,7 @@ class ServiceThread:
                 if time.monotonic() - self._called_at > STEADY_S:
                     pause_s = FIRST_PAUSE_S
                 self._calling = False
-                self._failure = f"{type(error).__name__}: {error}"
+                self._failure = named_text_of(error)
                 log.critical(
                     "the server's thread %s failed%s",
                     self.name,

@@ -19,8 +19,9 @@ from pydantic import BaseModel, field_serializer, field_validator
 
 from errata_client import ErrataClient
 from errata_protocol.errors import EnvironmentFailed
+from errata_protocol.exception_text import text_of
 from errata_server.app import create_fastapi_app
-from errata_server.concurrency.containment import calling, contained, text_of
+from errata_server.concurrency.containment import calling, contained
 from errata_server.process import ServerProcess
 from errata_server.serve import server as serving
 from errata_server.settings import Settings
@@ -37,7 +38,16 @@ LEAVES: dict[str, Callable[[], BaseException]] = {
     "CancelledError": lambda: asyncio.CancelledError(),
     "its own": lambda: Panic("at the library's end"),
     "one without a text": lambda: Mute(),
+    "AssertionError": lambda: AssertionError(),
+    "NotImplementedError": lambda: NotImplementedError(" "),
 }
+
+
+def assert_named(how: str, message: str) -> None:
+    """A message is not empty, and that of an exception without a text names its class."""
+    assert message.strip()
+    if how in ("AssertionError", "NotImplementedError"):
+        assert how in message
 
 
 class Panic(BaseException):
@@ -189,6 +199,8 @@ async def test_a_step_that_leaves_is_its_own_error(how: str, environment: type[A
             answer = await peer.ask({"type": "step", "data": {"do": f"{place}: {how}"}}) or {}
             code = "VALIDATION_ERROR" if place == "validator" else "EXECUTION_ERROR"
             assert (answer["type"], answer["data"]["code"]) == ("error", code), place
+            if place != "validator":  # pydantic says "Assertion failed" itself
+                assert_named(how, answer["data"]["message"])
             for socket in (peer, other):
                 assert (await socket.ask({"type": "step", "data": {}}) or {})["type"] == "observation", place
 
@@ -208,7 +220,8 @@ async def test_what_leaves_before_an_answer_is_that_requests_error(
         Leaving.at[place] = how
         async with Peer(app) as peer:
             answer = await peer.ask({"type": "reset"}) or {}
-            assert answer["type"] == "error" and answer["data"]["message"], place
+            assert answer["type"] == "error", place
+            assert_named(how, answer["data"]["message"])
         Leaving.at.clear()
         assert (await other.ask({"type": "step", "data": {}}) or {})["type"] == "observation"
         async with Peer(app) as peer:
@@ -222,7 +235,9 @@ async def test_a_state_that_leaves_is_that_reads_error(place: str, how: str, env
     async with Peer(application(environment)) as peer:
         Leaving.at[place] = how
         assert (await peer.ask({"type": "reset"}) or {})["type"] == "observation"
-        assert (await peer.ask({"type": "state"}) or {})["data"]["code"] == "EXECUTION_ERROR"
+        answer = (await peer.ask({"type": "state"}) or {})["data"]
+        assert answer["code"] == "EXECUTION_ERROR"
+        assert_named(how, answer["message"])
         assert (await peer.ask({"type": "step", "data": {}}) or {})["type"] == "observation"
 
 
@@ -255,10 +270,12 @@ def test_http_routes_answer_what_leaves(how: str, environment: type[Any]) -> Non
             Leaving.at[place] = how
             answer = client.request(method, path)
             assert answer.status_code == 500 and answer.json()["code"], place
+            assert_named(how, answer.json()["message"])
             Leaving.at.clear()
         for place in ("step", "serializer"):
             answer = client.post("/step", json={"action": {"do": f"{place}: {how}"}})
             assert answer.status_code == 500 and answer.json()["code"], place
+            assert_named(how, answer.json()["message"])
         assert client.post("/step", json={"action": {}}).json()["observation"]["n"] == 7
 
 
@@ -313,9 +330,10 @@ async def test_a_tool_that_leaves_is_that_calls_error(tool: str, how: str) -> No
         for _ in range(2):
             action = {"type": "call_tool", "tool_name": tool, "arguments": {"how": how}}
             answer = await peer.ask({"type": "step", "data": action}) or {}
-            assert answer["data"]["observation"]["error"]["message"]
+            assert_named(how, answer["data"]["observation"]["error"]["message"])
             answer = await rpc.ask(call_of(tool, how=how)) or {}
             assert "error" in answer or answer["result"]["is_error"]
+            assert_named(how, json.dumps(answer))
             answer = await rpc.ask(call_of("stays")) or {}
             assert answer["result"]["data"] == 42
             for socket in (peer, other):
@@ -328,7 +346,7 @@ async def test_a_tool_that_leaves_is_that_calls_error(tool: str, how: str) -> No
 async def test_a_tool_of_an_environment_without_a_client_leaves_its_call(tool: str, how: str) -> None:
     async with Peer(application(ServerOnly), "/mcp") as peer:
         answer = await peer.ask(call_of(tool, how=how)) or {}
-        assert answer["error"]["message"]
+        assert_named(how, answer["error"]["message"])
         assert (await peer.ask(call_of("stays")) or {})["result"] == 42
 
 
@@ -417,4 +435,5 @@ def test_what_ends_no_call_is_kept_as_it_is() -> None:
     for how in LEAVES:
         with pytest.raises(Exception) as caught:
             calling(leave, how)
-        assert isinstance(caught.value, Exception) and text_of(caught.value)
+        assert isinstance(caught.value, Exception)
+        assert_named(how, text_of(caught.value))

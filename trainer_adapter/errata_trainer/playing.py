@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.exception_text import named_text_of
 from errata_protocol.rollouts import ErrorMarker, marker_of
 
 from .deliveries import Delivery
@@ -193,7 +194,7 @@ class EpisodeRunner:
         self.played.append(Played(tool, given, why, marker=marker))
 
     def _lose(self, error: Exception) -> None:
-        self.lost = f"{type(error).__name__}: {error}"
+        self.lost = named_text_of(error)
         log.warning("an episode of %s is lost and will not be counted: %s", self.environment.name, self.lost)
         session, self._session = self._session, None
         if session is not None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from errata_protocol.errors import InvalidRequest, NotSupported
+from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
 
 from ..dataset import (
@@ -205,7 +206,7 @@ def _offered(
         why = error.message
     except Exception as error:  # of a parser: it hides no bundled instance all the same
         log.exception("the data set %s", source)
-        why = f"{type(error).__name__}: {error}"
+        why = named_text_of(error)
     log.warning("the data set %s cannot be used: %s", source, printable(why))
     return _bundled_only(source, why)
 

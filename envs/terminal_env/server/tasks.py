@@ -35,6 +35,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
 from errata_server.input_files import open_regular
 from errata_server.sandbox.spec import WORKSPACE
@@ -489,7 +490,7 @@ def load_tasks(local: Iterable[Path] = ()) -> TaskSet:
                 broken.setdefault(name, str(error))
             except Exception as error:  # of a parser or of the machine: it is contained to this task all the same
                 log.exception("task %s", name)
-                why = f"{type(error).__name__}: {printable(error, 500)}"
+                why = printable(named_text_of(error), 500)
                 broken.setdefault(name, f"task {name} cannot be read ({why}): change it, or take it out")
             else:
                 seen.add(task.id)

@@ -26,9 +26,10 @@ from openenv.core.env_server.types import (
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, InvalidRequest
+from errata_protocol.exception_text import text_of
 from errata_protocol.mux import injected_fork
 
-from ..concurrency.containment import calling, text_of
+from ..concurrency.containment import calling
 from ..concurrency.procedures import run
 from ..environments.host import EnvHost
 from ..runtime.rows import encode_output

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from errata_protocol.bounded_json import decode
 from errata_protocol.errors import JournalUnavailable, RemoteProtocolError
+from errata_protocol.exception_text import text_of
 
 MAX_BYTES = 256 * 1024**2
 """Largest answer of `ask`, bytes: several times the largest payload and the longest list."""
@@ -178,7 +179,7 @@ def _run(work: Callable[[], Any], url: str) -> Answer:
     except TimeoutError as error:
         raise JournalUnavailable(f"no whole answer from {url} in time: is it overloaded, or another server?") from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        why = str(error) or type(error).__name__
+        why = text_of(error)
         raise JournalUnavailable(f"no answer from {url}: {why}; is the server running?") from error
 
 

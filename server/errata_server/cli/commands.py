@@ -14,6 +14,7 @@ from pydantic import SecretStr, ValidationError
 from typer.core import TyperGroup
 
 from errata_protocol.errors import ErrataError
+from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
 
 from .. import output_guard
@@ -371,7 +372,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("ERRATA_TRACEBACK"):
             raise
-        _fail(f"{UNEXPECTED} {type(error).__name__}: {error}; please report it with what ERRATA_TRACEBACK=1 prints")
+        _fail(f"{UNEXPECTED} {named_text_of(error)}; please report it with what ERRATA_TRACEBACK=1 prints")
 
 
 UNEXPECTED = "an error in Errata itself:"

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from errata_protocol.exception_text import named_text_of
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -18,7 +20,7 @@ def contained(error: BaseException) -> Exception:
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    wrapped = RuntimeError(f"it raised {type(error).__name__}: {text_of(error)}")
+    wrapped = RuntimeError(f"it raised {named_text_of(error)}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -34,14 +36,6 @@ def is_ending(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
         return asyncio.current_task() is not task or task.cancelling() > 0
     except RuntimeError:  # no event loop runs
         return True
-
-
-def text_of(error: BaseException) -> str:
-    """Return an exception's message, also where its ``__str__`` fails."""
-    try:
-        return str(error)
-    except BaseException as failure:
-        return f"a {type(error).__name__} whose message cannot be read: {type(failure).__name__}"
 
 
 def calling(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,8 +9,8 @@ from starlette.types import Message
 from starlette.websockets import WebSocket
 
 from errata_protocol.errors import ErrataError
+from errata_protocol.exception_text import text_of
 
-from ..concurrency.containment import text_of
 from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
 from .input_errors import error_json

@@ -24,8 +24,9 @@ from openenv.core.env_server.mcp_types import (
 from openenv.core.env_server.types import Action
 
 from errata_protocol.errors import ErrataError
+from errata_protocol.exception_text import text_of
 
-from ..concurrency.containment import contained, text_of
+from ..concurrency.containment import contained
 from ..concurrency.procedures import run
 from ..environments.host import EnvHost
 from .json_rpc import rpc_error, rpc_result
@@ -70,7 +71,7 @@ class McpTools:
         except (ErrataError, asyncio.CancelledError, GeneratorExit):
             raise
         except _NoSuchTool as error:
-            return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, str(error), rpc.id)
+            return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, text_of(error), rpc.id)
         except BaseException as error:  # asyncio would let SystemExit end the event loop
             return rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, text_of(contained(error)), rpc.id)
         return rpc_result(rpc, result)

@@ -24,11 +24,11 @@ from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError, InvalidRequest
+from errata_protocol.exception_text import text_of
 from errata_protocol.mux import injected_fork
 from errata_protocol.payload import splice
 from errata_protocol.replay import StateAtRequest
 
-from ..concurrency.containment import text_of
 from ..episodes.episodes import Episodes
 from ..episodes.forks import Forks
 from ..episodes.reads import JournalReads

@@ -21,9 +21,10 @@ from openenv.core.env_server.types import Action, Observation
 
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, ServiceError, StepTimeout
+from errata_protocol.exception_text import text_of
 
 from ..concurrency.calls import CallAbandoned, ThreadGone
-from ..concurrency.containment import calling, text_of
+from ..concurrency.containment import calling
 from ..concurrency.deadlines import ends_within
 from ..concurrency.places import CancelledByItself, Place, TaskCall, ThreadCall
 from ..concurrency.procedures import Procedure, run

@@ -9,8 +9,9 @@ from typing import Any
 from openenv.core.env_server.interfaces import Environment
 
 from errata_protocol.errors import EnvironmentFailed, StepTimeout
+from errata_protocol.exception_text import text_of
 
-from ..concurrency.containment import calling, contained, is_ending, text_of
+from ..concurrency.containment import calling, contained, is_ending
 
 log = logging.getLogger("errata.environment")
 
@@ -34,7 +35,11 @@ async def _contain(context: Any, call_next: Any) -> Any:
     task = asyncio.current_task()
     try:
         return await call_next(context)
-    except Exception:
+    except Exception as error:
+        cause = error.__cause__
+        said = text_of(error).rstrip()
+        if said.endswith(":") and cause is not None:  # FastMCP's "Error calling tool 'x': ", and the cause has no text
+            error.args = (f"{said} {text_of(cause)}",)
         raise
     except BaseException as error:
         if is_ending(error, task):

@@ -13,7 +13,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..concurrency.containment import calling, text_of
+from errata_protocol.exception_text import text_of
+
+from ..concurrency.containment import calling
 
 log = logging.getLogger("errata.rewards")
 

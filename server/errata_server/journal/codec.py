@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from errata_protocol.errors import EnvironmentOutputInvalid, JournalUnavailable
+from errata_protocol.exception_text import named_text_of
 
 from . import columns
 from .base import DeliveryRow, EpisodeRow, Record, RewardRow, SessionChange, SessionRow
@@ -175,7 +176,7 @@ def encode_record(record: LogRecord) -> bytes:
         return _RECORD.pack(len(data), kind, zlib.crc32(data, seed)) + data
     except (ValueError, TypeError, OverflowError, struct.error) as error:
         raise EnvironmentOutputInvalid(
-            f"what the environment returned cannot be journaled: {type(error).__name__}: {error}; "
+            f"what the environment returned cannot be journaled: {named_text_of(error)}; "
             "check its texts for lone surrogates and its numbers for 64 bits"
         ) from error
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from errata_protocol.exception_text import text_of
 from errata_protocol.printable import printable
-
-from ..concurrency.containment import text_of
 
 Check = Callable[[], str | None]
 """Returns why the server should be given no new work; None when all is well."""

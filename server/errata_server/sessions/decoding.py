@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.exception_text import text_of
 
-from ..concurrency.containment import text_of
 from ..journal.base import DeliveryRow
 from .session import Request
 

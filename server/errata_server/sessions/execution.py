@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
+from errata_protocol.exception_text import named_text_of
 
-from ..concurrency.containment import text_of
 from ..concurrency.procedures import Procedure
 from ..environments.declarations import Declared
 from ..environments.detecting import detecting
@@ -99,7 +99,7 @@ class Execution:
             raise
         except BaseException as error:  # the result is not an observation: using it may raise anything
             raise EnvironmentOutputInvalid(
-                f"{request.kind} returned something that is no observation: {type(error).__name__}: {text_of(error)}"
+                f"{request.kind} returned something that is no observation: {named_text_of(error)}"
             ) from error
         return Executed(row, rewards)
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.exception_text import named_text_of
 
 from ..environments.discovery import Package
 from .directory_modules import Directory
@@ -134,7 +135,7 @@ def described(error: BaseException) -> str:
     lines: list[str] = []
     known: BaseException | None = error
     while known is not None and len(lines) < 3:
-        text = f"{type(known).__name__}: {' '.join(str(known).split())}"
+        text = " ".join(named_text_of(known).split())
         frames = [f for f in traceback.extract_tb(known.__traceback__) if "importlib" not in f.filename]
         frames = [f for f in frames if Path(f.filename).parent != Path(__file__).parent]
         if isinstance(known, SyntaxError) and known.filename:

@@ -6,10 +6,10 @@ import logging
 from typing import NamedTuple
 
 from errata_protocol.errors import CODES, Conflict, EnvironmentFailed, ErrataError, JournalUnavailable, SessionLost
+from errata_protocol.exception_text import text_of
 from errata_protocol.mux import FindSession, ServerSession, Stored
 from errata_protocol.mux.state import State
 
-from ...concurrency.containment import text_of
 from ...runtime.store import SessionKey, StoredSession
 from ...sessions.session import Address, Session
 from ...sessions.sessions import Sessions

@@ -15,10 +15,10 @@ from pydantic_core import to_json
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import EnvironmentFailed, ErrataError, InvalidRequest
+from errata_protocol.exception_text import text_of
 from errata_protocol.json_text import is_readable
 from errata_protocol.mux import AnswerRead, EncodedReply, ReadPushes, ReadReplies, RecordedReply
 
-from ...concurrency.containment import text_of
 from ...episodes.reads import JournalReads
 from ...ids import name_of
 from ...journal.base import SessionRow

@@ -24,10 +24,10 @@ from errata_protocol.errors import (
     SessionUnknown,
     UnknownEpisode,
 )
+from errata_protocol.exception_text import text_of
 from errata_protocol.json_text import MAX_VALUES
 from errata_protocol.mux import EncodedReply, RecordError, RunRequest, injected_fork
 
-from ...concurrency.containment import text_of
 from ...episodes.forks import Forks
 from ...ids import name_of
 from ...journal.base import DeliveryRow

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from errata_protocol.errors import SandboxUnavailable
+from errata_protocol.exception_text import text_of
 from errata_protocol.names import member_path, shown
 from errata_protocol.printable import printable
 
@@ -104,7 +105,7 @@ def import_base(
                 record, entries = _open(source, opened)
                 unread, digest, writable = _unpack(entries, root)
             except ARCHIVE_ERRORS as error:
-                why = printable(str(error) or type(error).__name__, 300)
+                why = printable(text_of(error), 300)
                 raise SandboxUnavailable(
                     f"{shown(str(source))} cannot be imported ({why}): give a system's root directory, a "
                     f"directory with {_RECORD}, or a tar archive of one, readable by uid {os.geteuid()}"
