@@ -3,6 +3,7 @@ attempt."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from websockets.typing import Subprotocol
 
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.exception_text import text_of
+from errata_protocol.printable import printable
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Status codes of proxies whose server restarts, and of servers that ask the client to try again."""
-TOKEN_HINT = ': give the server\'s token as headers={"Authorization": "Bearer TOKEN"}'
+REASON_CHARACTERS = 1000
+"""Most characters shown of what a server wrote in its refusal of a handshake."""
+_TOKEN_HINT = ': give the server\'s token as headers={"Authorization": "Bearer TOKEN"}'
 
 
 class ConnectRefused(ConnectionError):
@@ -83,12 +87,25 @@ class Dial:
                 **local,
             )
         except Exception as error:
-            text = f"Failed to connect to {self.ws_url}: {text_of(error)}"
-            if isinstance(error, InvalidStatus) and error.response.status_code == 401:
-                text += TOKEN_HINT
+            text = f"Failed to connect to {self.ws_url}: {text_of(error)}{refusal_reason(error)}"
             if not isinstance(error, OSError | InvalidHandshake):
                 raise ConnectRefused(text) from error  # e.g. an invalid URL, or an event loop that is closing
             raise (ConnectionError if _is_transient(error) else ConnectRefused)(text) from error
+
+
+def refusal_reason(error: BaseException | None) -> str:
+    """Return what a server wrote in its refusal of a handshake, to follow the text of the exception; "" if nothing."""
+    if not isinstance(error, InvalidStatus):
+        return ""
+    body = error.response.body or b""
+    try:
+        stated = json.loads(body)
+    except (ValueError, RecursionError):
+        stated = body.decode(errors="replace")
+    if isinstance(stated, dict):
+        stated = stated.get("message") or stated.get("detail")
+    reason = f": {printable(stated.strip(), REASON_CHARACTERS)}" if isinstance(stated, str) and stated.strip() else ""
+    return reason + (_TOKEN_HINT if error.response.status_code == 401 else "")
 
 
 def _is_transient(error: Exception) -> bool:

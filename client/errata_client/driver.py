@@ -148,16 +148,18 @@ class ProtocolDriver:
     async def _run(self) -> None:
         assert self._loop is not None and self._connected is not None
         loop = self._loop
+        closed = ""
         broken = short = 0  # sockets in a row on which the server broke the protocol; that were open for a short time
         without_since = loop.time()
         try:
             while self._first_socket is not None or self._is_needed() or not self._connected.done():
-                ws = await self._next_socket(short, without_since + self.backoff.give_up_s)
+                ws = await self._next_socket(short, without_since + self.backoff.give_up_s, closed)
                 since = loop.time()
                 try:
                     await self._serve(ws)
                 except ConnectionClosed as error:
                     self.stats.sockets_lost += 1
+                    closed = f": {error}"
                     _log.info("a socket to %s was lost: %s", self.dial.ws_url, error)
                 except RemoteProtocolError as error:
                     if (wait_s := error.details.get("retry_after")) is not None:  # the server had no memory for a frame
@@ -186,12 +188,13 @@ class ProtocolDriver:
     def _is_needed(self) -> bool:
         return bool(self._listeners or self._reads)
 
-    async def _next_socket(self, short: int, give_up_at: float) -> ClientConnection:
+    async def _next_socket(self, short: int, give_up_at: float, closed: str) -> ClientConnection:
         """Return an open socket; retry until ``give_up_at``, except before the first socket of this connection.
 
         Args:
             short: How many sockets in a row were open for less than `SHORT_S`. The first of them is replaced at once.
             give_up_at: Loop time after which to wait no longer.
+            closed: How the last of them was closed, with the server's reason.
 
         Raises:
             ConnectionError: The time is over, or connecting failed and would fail again.
@@ -206,7 +209,7 @@ class ProtocolDriver:
             await asyncio.sleep(self._resume_after_s)
             self._resume_after_s = 0.0
         failures = max(short - 1, 0)
-        cause: Exception = ConnectionError(f"the server closed {short} sockets as soon as they were open")
+        cause: Exception = ConnectionError(f"the server closed {short} sockets as soon as they were open{closed}")
         while True:
             delay = self.backoff.delay(failures)
             if failures and self._loop.time() + delay > give_up_at:

@@ -19,6 +19,7 @@ from errata_protocol.errors import (
     SessionUnknown,
 )
 from errata_protocol.exception_text import text_of
+from errata_protocol.printable import printable
 from errata_protocol.replay import EpisodeDetail, ForkReply, RewardPost, StateAt, episode_path
 
 from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
@@ -203,7 +204,9 @@ def _http_error(method: str, path: str, response: httpx.Response) -> ErrataError
     if is_known_code(body):
         return wire_error(body)
     if response.status_code in (404, 405):
-        return NotSupported(f"{method} {path}: this server has no such route ({response.status_code})")
+        why = body.get("detail") if isinstance(body, dict) else None
+        told = f"{response.status_code}: {printable(why, 1000)}" if isinstance(why, str) else response.status_code
+        return NotSupported(f"{method} {path}: this server has no such route ({told})")
     return ServiceError(f"{method} {path} answered {response.status_code}: {response.text[:200]!r}")
 
 

@@ -22,7 +22,7 @@ from errata_protocol.capabilities import PROBE, Capabilities
 from errata_protocol.errors import InvalidRequest, NotSupported, SessionUnknown
 from errata_protocol.replay import Kind
 
-from .dialing import TOKEN_HINT
+from .dialing import refusal_reason
 from .frames import Frame, FrameInvalid, parse_frame, wire_error
 from .http_door import HttpDoor
 
@@ -145,9 +145,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
                 await super()._connect_async()
         except ConnectionError as error:  # remove the session id, which gives access to the session, from the message
             text = str(error).replace(str(self._ws_url), str(plain_url)) if self._ws_url else str(error)
-            if "HTTP 401" in text:
-                text += TOKEN_HINT
-            raise ConnectionError(text) from error.__cause__
+            raise ConnectionError(text + refusal_reason(error.__cause__)) from error.__cause__
         finally:
             self._connecting = False
             if self._ws_url is not None:  # it is None where a provider was stopped meanwhile

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, status
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.names import ENVIRONMENT
 
 from ..doors import http_routes
-from ..doors.auth import guard
+from ..doors.auth import guard, refuse
 from ..doors.capabilities import capabilities_data
 from ..episodes.episodes import Episodes
 from ..runtime.runtime import Runtime
@@ -59,6 +59,33 @@ def mount_by_name(app: Starlette, served: ASGIApp, name: str) -> None:
     mounted = any(isinstance(route, Mount) and route.path == f"/{name}" for route in app.router.routes)
     if ENVIRONMENT.matches(name) and name not in RESERVED and not mounted:
         app.router.routes.append(Mount(f"/{name}", app=served, name=f"environment:{name}"))
+        explain_unknown_paths(app, ("", name))
+
+
+class _UnknownPath:
+    """Answers requests and handshakes at paths that an application does not have with where its environments are.
+
+    Starlette says "Not Found", and to a handshake nothing.
+
+    Args:
+        names: Names of the environments; "" is one that is served at the root.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._places = ", ".join(f"/{name}" for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = f"Not Found: nothing is at {scope['path'][:100]!r}; environments are at {self._places}"
+        if scope["type"] == "websocket":
+            await refuse(scope, receive, send, 404, "SESSION_ERROR", message)
+        else:
+            raise HTTPException(404, message)
+
+
+def explain_unknown_paths(app: Starlette, names: Iterable[str]) -> None:
+    """Name the environments in answers at unknown paths, unless the application treats these in its own way."""
+    if isinstance(app.router.default, _UnknownPath) or app.router.default == app.router.not_found:
+        app.router.default = _UnknownPath(names)
 
 
 def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, insecure: bool = False) -> FastAPI:
@@ -121,6 +148,8 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
     for name, served in apps.items():
         served.state.errata_lists_only = name
         root.mount(f"/{name}", served, name=f"environment:{name}")
+        explain_unknown_paths(served, apps)
+    explain_unknown_paths(root, apps)
     http_routes.answer_errors(root)
     guard(root, runtime.settings, insecure=insecure)
     return root

@@ -93,7 +93,7 @@ class Guard:
         if scope["type"] in ("http", "websocket"):
             names = Counter(k.lower() for k, _ in scope["headers"])
             if repeated := next((name for name in _ONCE if names[name] > 1), None):
-                await _refuse(scope, receive, send, *_repeated(repeated.decode()))
+                await refuse(scope, receive, send, *_repeated(repeated.decode()))
                 return
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             peer = (scope.get("client") or ("", 0))[0]
@@ -109,7 +109,7 @@ class Guard:
                 elif principal not in (None, next(iter(self._principals.values()))) and _PAGES.search(scope["path"]):
                     refusal = _NOT_YOUR_PAGES
             if refusal is not None:
-                await _refuse(scope, receive, send, *refusal)
+                await refuse(scope, receive, send, *refusal)
                 return
             scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
@@ -120,6 +120,10 @@ class Guard:
         name = _name_of(host)
         if self._hosts and name not in self._hosts:
             message = f"this server is not {host[:100]!r}: use its own address or set ERRATA_ALLOWED_HOSTS"
+            if _is_unspecified(name):  # what a server was told to listen on, taken for its address
+                message += (
+                    f"; {name} is an address to listen on: connect to localhost or 127.0.0.1, or to the machine's name"
+                )
             return 403, "FORBIDDEN", message
         origin = headers.get("origin")
         if origin is not None and origin.lower() in self._origins:
@@ -204,6 +208,13 @@ def _name_of(host: str) -> str:
     return (found[1] or found[2]) if found else ""
 
 
+def _is_unspecified(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_unspecified
+    except ValueError:
+        return False
+
+
 def _may_be_rebound(name: str) -> bool:
     """Return whether an attacker's DNS could resolve ``name`` to this machine: not an IP address or a single label."""
     try:
@@ -213,7 +224,9 @@ def _may_be_rebound(name: str) -> bool:
     return False
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str) -> None:
+async def refuse(scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str) -> None:
+    """Refuse a request or handshake: with an HTTP answer or, for a handshake where the server cannot send that, by
+    closing the socket with the reason."""
     body = json.dumps({"code": code, "message": message}).encode()
     prefix = "http"
     if scope["type"] == "websocket":
