@@ -95,7 +95,10 @@ def lines(verdict: object) -> list[str]:
         for found in verdict.state_differs
     ]
     text.append(f"recovery as it is: {verdict.served}")
-    command = shlex.join(["errata", "serve", verdict.target, *verdict.options])
+    options = verdict.options
+    if verdict.limit is not None:
+        text.append(verdict.limit)
+    command = shlex.join(["errata", "serve", verdict.target, *options])
     match verdict.outcome:
         case Outcome.VERIFIED:
             text.append(f"recovery it can have: {verdict.recovery}, verified after kill -9 and in a fork")
@@ -104,8 +107,8 @@ def lines(verdict: object) -> list[str]:
                 text.append(
                     "  or in its class: DETERMINISTIC = True"
                     + (
-                        f"; VOLATILE_FIELDS of its observation: {verdict.options[-1]}"
-                        if "--volatile" in verdict.options
+                        f"; VOLATILE_FIELDS of its observation: {options[options.index('--volatile') + 1]}"
+                        if "--volatile" in options
                         else ""
                     )
                 )

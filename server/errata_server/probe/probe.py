@@ -11,7 +11,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,11 +139,18 @@ class _Probe:
             volatile = ",".join(json_path.written(path) for path in found.volatile)
             verdict.options = (*flags, *(("--volatile", volatile) if volatile else ()))
             but = [*found.volatile, *found.hash_order]
+        limit = self._servable.limit_advice()
+        if limit is not None:
+            verdict.options += limit.options
+            verdict.limit = limit.text
         recovery = recovery_class(verdict.recovery)
         if recovery.survives_restart:
             shown = " ".join(map(shlex.quote, verdict.options)) or "no option"
             self._plan.progress(f"kill -9 in the middle, served with {shown}; then a fork")
-            verdict.why = self._survives(verdict.options, first, but, exact=not recovery.takes_snapshots)
+            beside_parent = limit is None or limit.beside_parent
+            verdict.why = self._survives(
+                verdict.options, first, but, exact=not recovery.takes_snapshots, beside_parent=beside_parent
+            )
         if verdict.why:
             verdict.recovery, verdict.options, verdict.outcome = Recovery.NONE, (), Outcome.IMPOSSIBLE
             verdict.snapshot_lines = snapshot_lines(self._servable)
@@ -204,7 +211,13 @@ class _Probe:
             return _Play(requests, [socket.make(request) for request in requests], socket.state())
 
     def _survives(
-        self, options: tuple[str, ...], first: _Play, but: Sequence[json_path.Path], *, exact: bool
+        self,
+        options: tuple[str, ...],
+        first: _Play,
+        but: Sequence[json_path.Path],
+        *,
+        exact: bool,
+        beside_parent: bool,
     ) -> list[str]:
         """Play with ``kill -9`` in the middle, and continue the session and a fork of it; return what went wrong.
 
@@ -213,6 +226,7 @@ class _Probe:
             first: The uninterrupted play.
             but: Paths that may differ from it.
             exact: Compare the answers with the uninterrupted play; False for an environment that may be random.
+            beside_parent: Continue the fork while its parent is open; False for one session at a time.
 
         Returns:
             One line for each problem, at most four; empty if all went well.
@@ -237,7 +251,8 @@ class _Probe:
             if child is not None:
                 of_child = answers[:middle]
                 rest = [r for r in after[: _episode_length(after)] if r.kind != "reset"]
-                lost = self._continue(server, child, rest, of_child)
+                with Socket(server.url, sid) if beside_parent else nullcontext():
+                    lost = self._continue(server, child, rest, of_child)
                 if lost:
                     return [f"in a fork: {lost}"]
                 problems = remaining_differences(answers[: len(of_child)], of_child, but) if exact else []

@@ -64,6 +64,7 @@ class Verdict:
         state_differs: Fields of ``state()`` that differed; recovery does not compare them.
         why: Reasons against a better class, one line each.
         snapshot_lines: Code of ``snapshot()`` and ``restore()`` for the class, if no option helps.
+        limit: What a low limit of sessions means for forks; None if there is none.
     """
 
     target: str
@@ -78,6 +79,7 @@ class Verdict:
     state_differs: list[FieldDifference] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
     snapshot_lines: list[str] = field(default_factory=list)
+    limit: str | None = None
 
 
 Answers = Sequence[dict[str, Any]]

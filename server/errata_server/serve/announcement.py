@@ -12,15 +12,22 @@ from ..recovery import recovery_class
 from ..targets.load import Servable
 
 
-def announcement_lines(found: Sequence[Servable], capabilities: Mapping[str, Capabilities], url: str) -> list[str]:
+def announcement_lines(
+    found: Sequence[Servable], capabilities: Mapping[str, Capabilities], max_sessions: int | None, url: str
+) -> list[str]:
     """Return the lines to say after the address of a server.
 
     Args:
         found: The environments.
         capabilities: Capabilities of each, by name.
+        max_sessions: Limit of sessions that the operator gave; None if there is none.
         url: Address of the server.
     """
-    lines = [f"{one.name}: {_recovery_text(one, capabilities[one.name])}" for one in found]
+    lines = []
+    for one in found:
+        lines.append(f"{one.name}: {_recovery_text(one, capabilities[one.name])}")
+        if max_sessions is None and (advice := one.limit_advice()) is not None:
+            lines.append(f"{one.name}: {advice.text}")
     if os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes"):
         lines.append(f"web interface at {url}/web")
     return lines
@@ -33,6 +40,7 @@ def example(found: Sequence[Servable], url: str) -> str:
         found: The environments.
         url: Address of the server.
     """
+    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # they are for listening only
     address = url if len(found) == 1 else f"{url}/{found[0].name}"
     return (
         "errata: to talk to it:\n"

@@ -159,7 +159,10 @@ def build(
     }
     specs = tuple(servable.spec for servable in found)
     capabilities = {name: app.state.errata.offered() for name, app in apps.items()}
-    says = (functools.partial(announcement_lines, found, capabilities), functools.partial(example, found))
+    says = (
+        functools.partial(announcement_lines, found, capabilities, max_sessions),
+        functools.partial(example, found),
+    )
     if len(apps) == 1:
         ((name, app),) = apps.items()
         mount_by_name(app, app.router, name)

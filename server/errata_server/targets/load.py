@@ -37,10 +37,28 @@ from . import imports
 MAX_SESSIONS = 10_000
 """Limit of environment instances where neither the operator nor the application sets one."""
 
+ADVISED_SESSIONS = 64
+"""Limit that is advised where an application's own is lower: `openenv init` writes 1, with which nothing can fork."""
+
 _POSSIBLE = (
     "expected an Environment class, an EnvironmentSpec, an OpenEnv application, or a function or functools.partial "
     "without arguments that makes an environment or an application"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LimitAdvice:
+    """What an operator should know about a low limit of sessions.
+
+    Args:
+        text: The limit, where it comes from, and what to do about it.
+        options: Options of ``errata serve`` without which a fork cannot act while its parent is open.
+        beside_parent: Whether it can then.
+    """
+
+    text: str
+    options: tuple[str, ...] = ()
+    beside_parent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +160,25 @@ class Servable:
             ) from error
         app.state.spec = self.spec
         return app
+
+    def limit_advice(self) -> LimitAdvice | None:
+        """Return what to know before a fork or several sessions at a time; None where the limit is out of the way."""
+        limits = self._limits(None)
+        if limits.max_concurrent_envs >= ADVISED_SESSIONS:
+            return None
+        if not self.concurrent:
+            return LimitAdvice(
+                "one session at a time, forks included, because its class does not set SUPPORTS_CONCURRENT_SESSIONS = "
+                "True: a fork has to wait until its parent is closed"
+            )
+        options = ("--max-sessions", str(ADVISED_SESSIONS))
+        sessions = f"{limits.max_concurrent_envs} session{'s' if limits.max_concurrent_envs > 1 else ''}"
+        return LimitAdvice(
+            f"its application allows {sessions} at a time, forks included (max_concurrent_envs): for more, serve it with "
+            f"{' '.join(options)}",
+            options if limits.max_concurrent_envs == 1 else (),
+            beside_parent=True,
+        )
 
     def _limits(self, max_sessions: int | None) -> ConcurrencyConfig:
         stated = self.concurrency
