@@ -27,6 +27,8 @@ from errata_server.environments import detection
 from errata_server.environments.detecting import INLINE_CHARACTERS, detecting
 from errata_server.environments.detection import META_KEY, FieldMap, Marking
 from errata_server.process import ServerProcess
+from errata_server.serve.server import Bind, build
+from errata_server.settings import Settings
 from errata_server.workers import WORKERS, Budget, BudgetExceeded, WorkerFailed
 
 from ..openenv_source import ENVIRONMENTS, needs_openenv_source
@@ -135,7 +137,9 @@ def test_without_a_mapping_nothing_is_marked() -> None:
 
 
 def test_an_environment_with_markers_of_its_own_is_left_alone() -> None:
-    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, detect="exit_code=n,stderr=text")
+    with pytest.raises(InvalidRequest, match="CountObservation has markers of its own and would get no others"):
+        create_fastapi_app(CountEnvironment, CountAction, CountObservation, detect="exit_code=n,stderr=text")
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation)
     with TestClient(app) as client, connect(client) as socket:
         socket.ask("reset", {})
         assert socket.ask("step", {"n": 5})["data"]["observation"]["error_kind"] is None
@@ -174,6 +178,14 @@ def test_without_a_command_no_site_has_a_span_and_without_a_status_nothing_is_ma
         ("exit_code", r"'exit_code' is none of these"),
         ("exit=out", r"'exit=out' is none of these"),
         ("exit_code=out,exit_code=out", r"exit_code stands there twice"),
+        ("exit_code=result.status,error=out", r"not both exit_code and error"),
+        ("success=out", r"field 'out' of CodeObservation is no success: .* never bool, .*is error=FIELD"),
+        ("success=result", r"field 'result' of CodeObservation is no success"),
+        ("success=result.status", r"field 'result.status' of CodeObservation is no success"),
+        (
+            "exit_code=done",
+            r"field 'done' of CodeObservation is no exit_code: its values are never int or float or str",
+        ),
     ],
 )
 def test_a_mapping_that_leads_nowhere_is_refused_at_the_start_with_the_fields_that_are_there(
@@ -268,6 +280,136 @@ def test_a_json_text_is_read_where_a_tool_has_no_structured_result() -> None:
     marked, _ = marked_response(response, asked(cmd="cat nofile"), 1, found)
     site = marked["result"]["_meta"][META_KEY]["error_site"]
     assert (site["action_field"], site["action_span"]) == ("cmd", [4, 10])
+
+
+NOT_FOUND = [{"type": "text", "text": "bash: a: command not found"}]
+MARKERS = {"error_kind", "hint_template_key", "error_site", "severity", "error_sites"}
+TOOL = CallToolAction(tool_name="clone", arguments={"url": "x"})
+
+
+def tool_fields(text: str = "error=error") -> FieldMap:
+    return FieldMap.parse(text, CallToolAction, CallToolObservation)
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "field"),
+    [
+        ({"error": {"error_type": "tool_not_found", "message": "no clone"}}, "tool_not_found", "tool_name"),
+        ({"error": {"error_type": "invalid_args", "message": "n?"}}, "invalid_arguments", None),
+        ({"error": {"error_type": "execution_error", "message": "git: no"}}, "runtime_error", None),
+        ({"error": {"error_type": "timeout", "message": "60 s"}}, "timeout", None),
+        ({"error": {"error_type": "transport_error", "message": "broken pipe"}}, None, None),
+        ({"result": {"isError": True, "content": NOT_FOUND}}, "command_not_found", None),
+        ({"result": {"is_error": True, "content": []}}, "runtime_error", None),
+        ({"result": {"is_error": False, "content": NOT_FOUND}}, None, None),
+        ({"result": {"error": "a field of its own"}}, None, None),
+        ({"result": 42}, None, None),
+    ],
+)
+def test_a_step_whose_tool_failed_is_marked(seen: dict[str, Any], kind: str | None, field: str | None) -> None:
+    observation = CallToolObservation(tool_name="clone", **seen)
+    metadata = marked_observation(observation, TOOL, 3, tool_fields()).metadata
+    assert metadata.get("error_kind") == kind
+    if kind is not None:
+        assert set(metadata) == MARKERS
+        assert all(site["t"] == 3 for site in metadata["error_sites"])
+    if field:
+        assert (metadata["error_site"]["action_field"], metadata["error_site"]["action_span"]) == (field, [0, 5])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("cat: nofile: No such file or directory", "path_not_found"),
+        ({"message": "bash: a: command not found", "code": 127}, "command_not_found"),
+        ({"error_type": "of its own", "message": "bash: a: command not found"}, "command_not_found"),
+        (True, "path_not_found"),
+        ("", None),
+        (None, None),
+        (False, None),
+    ],
+)
+def test_any_field_that_a_failure_sets_can_say_the_error(error: Any, kind: str | None) -> None:
+    seen = CodeObservation(anything=error, out="cat: nofile: No such file or directory")
+    marked = marked_observation(seen, ACTION, 1, fields("error=anything,stdout=out,command=code"))
+    assert marked.metadata.get("error_kind") == kind
+
+
+def test_steps_and_calls_of_an_mcp_environment_are_marked_alike() -> None:
+    app = create_app(ToolEnvironment, CallToolAction, CallToolObservation, detect="error=error")
+    with TestClient(app) as client, connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        step = {"type": "call_tool", "tool_name": "nope", "arguments": {}}
+        metadata = socket.ask("step", step)["data"]["observation"]["metadata"]
+        assert metadata["error_kind"] == "tool_not_found" and metadata["error_site"]["action_field"] == "tool_name"
+        assert call(socket, "nope")["data"]["error"]["data"][META_KEY]["error_kind"] == "tool_not_found"
+        assert client.get(f"/episodes/{eid}").json()["error_kinds"] == {"tool_not_found": 2}
+
+
+def test_a_field_that_no_observation_has_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Anything(Observation, extra="allow"):
+        pass
+
+    misspelled = FieldMap.parse("exit_code=exitcode", CodeAction, Anything)
+    for _ in range(2):
+        assert marked_observation(Anything(exit_code=1), ACTION, 1, misspelled).metadata == {}
+    assert caplog.text.count("had no field 'exitcode', so nothing is marked") == 1
+
+
+CODE, IN_PLACE = (f"tests.server.test_detecting:{name}" for name in ("CodeEnvironment", "InProcessEnvironment"))
+STATUS = "stderr=result.err,exit_code=result.status"
+
+
+@pytest.mark.parametrize(
+    ("targets", "given", "marked"),
+    [
+        ([CODE], [STATUS], {"CodeEnvironment"}),
+        ([CODE], [f"CodeEnvironment:{STATUS}"], {"CodeEnvironment"}),
+        ([CODE, IN_PLACE], ["InProcessEnvironment:error=stderr"], {"InProcessEnvironment"}),
+        (
+            [CODE, IN_PLACE],
+            ["InProcessEnvironment:success=ok", f"CodeEnvironment:{STATUS}"],
+            {"CodeEnvironment", "InProcessEnvironment"},
+        ),
+    ],
+)
+def test_each_target_has_a_mapping_of_its_own(
+    targets: list[str], given: list[str], marked: set[str], tmp_path: Path
+) -> None:
+    served = build(targets, Settings(data_dir=tmp_path), bind=Bind(), mode=None, detect=given)
+    found = set()
+    with TestClient(served.app) as client:
+        for spec in served.specs:
+            with connect(client, f"ws://localhost/{spec.name}/ws") as socket:
+                socket.ask("reset", {})
+                if "error_kind" in socket.ask("step", {"code": "cat nofile"})["data"].get("metadata", {}):
+                    found.add(spec.name)
+    asyncio.run(served.runtime.close())
+    assert found == marked
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["exit_code=balance"],
+            "say for which environment, NAME:FIELD=...; they are called CodeEnvironment, InPr",
+        ),
+        (["Ledger:exit_code=balance"], "they are called CodeEnvironment, InProcessEnvironment"),
+        (["CodeEnvironment:error=out", "CodeEnvironment:stdout=out"], "twice for CodeEnvironment"),
+    ],
+)
+def test_a_mapping_says_for_which_of_several_targets_it_is(given: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        build([CODE, IN_PLACE], Settings(data_dir=tmp_path), bind=Bind(), mode=None, detect=given)
+
+
+def test_the_start_says_that_tools_of_steps_are_not_marked(tmp_path: Path) -> None:
+    for given, said in ((None, True), ("error=error", False)):
+        target = "tests.environments.toolbox:ToolboxEnvironment"
+        served = build([target], Settings(data_dir=tmp_path), bind=Bind(), mode=None, detect=given)
+        assert ("marked only with --detect error=error" in "\n".join(served.announcement("http://x"))) is said
+        asyncio.run(served.runtime.close())
 
 
 # -- commands that run in this process ---------------------------------------------------------------------------------

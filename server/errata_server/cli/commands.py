@@ -142,11 +142,12 @@ def serve(
         ),
     ] = None,
     detect: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="MAP",
-            help="Mark failing steps: stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]; success=FIELD "
-            "for a boolean instead of exit_code. One target only.",
+            metavar="[NAME:]MAP",
+            help="Mark failing steps: stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]; instead of "
+            "exit_code, success=FIELD for a boolean or error=FIELD for what only a failure sets (MCP: error=error). "
+            "With several targets once for each, with its NAME.",
         ),
     ] = None,
     allow_unchecked: Annotated[

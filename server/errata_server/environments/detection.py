@@ -8,12 +8,15 @@ the server's machine, often in its process, so error sites and markers never nam
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin
 
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, Observation
 from pydantic import BaseModel
 
@@ -26,6 +29,8 @@ from .host_files import is_host_file
 
 T = TypeVar("T")
 
+log = logging.getLogger("errata.environment")
+
 Marking: TypeAlias = Generator[TurnText, Detection, T]
 """Yields turns, receives what the detectors find in them (`detecting.detecting`), and returns a ``T``."""
 
@@ -37,8 +42,14 @@ MAX_TEXT_RESULT = 1024**2
 
 Path = tuple[str, ...]
 
-_USAGE = "detect takes stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD], or success=FIELD for exit_code"
-_KEYS = ("stdout", "stderr", "exit_code", "success", "command")
+_USAGE = (
+    "detect takes stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD], or for exit_code a boolean as "
+    "success=FIELD, or what is set only by a failure as error=FIELD"
+)
+_KEYS = ("stdout", "stderr", "exit_code", "success", "error", "command")
+_STATUSES = ("exit_code", "success", "error")
+_STATUS_TYPES: dict[str, tuple[type, ...]] = {"exit_code": (int, float, str), "success": (bool,)}
+"""Types whose values a field can say a status with; of a field of another type alone, nothing would ever be marked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,8 @@ class FieldMap:
         stdout: Observation's field with the standard output; None if there is none.
         stderr: Observation's field with the standard error; None if there is none.
         command: Action's field with the command; without it error sites have no span.
+        error: Observation's field that is empty unless the turn failed: a tool's error, as of MCP environments, or a
+            text. A `result` beside it that says ``isError`` is a failure, too.
     """
 
     exit_code: Path | None = None
@@ -58,16 +71,19 @@ class FieldMap:
     stderr: Path | None = None
     command: Path | None = None
     success: Path | None = None
+    error: Path | None = None
 
     @classmethod
     def parse(cls, text: str, action_cls: type[Action], observation_cls: type[Observation]) -> FieldMap:
         """Parse ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``; fields may be dotted paths.
 
-        ``success=FIELD`` replaces ``exit_code`` for observations with only a boolean.
+        ``success=FIELD`` replaces ``exit_code`` for observations with only a boolean, ``error=FIELD`` for those with
+        only an error.
 
         Raises:
-            InvalidRequest: The text has another form, or names a field that the classes lack; the message lists the
-                fields that they have.
+            InvalidRequest: The text has another form, or it would mark nothing: it names a field that the classes lack
+                (the message lists those that they have) or one of a type without a status, or the observations have
+                markers of their own.
         """
         if not isinstance(text, str):  # most likely a mapping
             raise InvalidRequest(f"{_USAGE} as one text, not {text!r}")
@@ -79,15 +95,24 @@ class FieldMap:
             if name in paths:
                 raise InvalidRequest(f"{_USAGE}, and {name} stands there twice")
             paths[name] = tuple(path.split("."))
-            _check(paths[name], action_cls if name == "command" else observation_cls)
-        if "exit_code" in paths and "success" in paths:
-            raise InvalidRequest(f"{_USAGE}, and not both")
-        if "exit_code" not in paths and "success" not in paths:
+            of: type[BaseModel] = action_cls if name == "command" else observation_cls
+            # MCP environments declare no more than the base classes, which have no field of their own to map
+            _check(paths[name], {Action: CallToolAction, Observation: CallToolObservation}.get(of, of), name)
+        given = [name for name in _STATUSES if name in paths]
+        if len(given) > 1:
+            raise InvalidRequest(f"{_USAGE}, and not both {given[0]} and {given[1]}")
+        if not given:
             raise InvalidRequest(f"{_USAGE}; exit_code is missing: without it nobody knows which turn failed")
+        if issubclass(observation_cls, ErrorMarkers):
+            raise InvalidRequest(
+                f"detect: {observation_cls.__name__} has markers of its own and would get no others: leave it out"
+            )
         return cls(**paths)
 
     def status(self, observation: object) -> int | None:
-        """Return the exit status in an observation, or 0 or 1 for a `success` field; None if it has neither."""
+        """Return the exit status in an observation, or 0 or 1 for a `success` or `error` field; None if unknown."""
+        if self.error is not None:
+            return 1 if _value(observation, self.error) or _is_error(_value(observation, ("result",))) else None
         if self.success is not None:
             succeeded = _value(observation, self.success)
             return int(not succeeded) if isinstance(succeeded, bool) else None
@@ -97,7 +122,10 @@ class FieldMap:
         """Return the error that the detectors find in one turn."""
         exit_code = self.status(observation)
         if exit_code is None:
+            self._note_absent(observation)
             return NOTHING_WRONG
+        if self.error is not None:
+            return (yield from self._tool_error(observation, action))
         found = yield TurnText(
             _text(_value(action, self.command)) if self.command else "",
             exit_code,
@@ -107,6 +135,42 @@ class FieldMap:
         )
         field = ".".join(self.command) if self.command else None
         return _with_sites(found, [_in_field(site, field) for site in found.error_sites])
+
+    def _tool_error(self, observation: object, action: object) -> Marking[Detection]:
+        """Return the error that the `error` field, or the result beside it, describes."""
+        assert self.error is not None
+        error = _value(observation, self.error)
+        if isinstance(error, BaseModel):
+            error = error.model_dump(mode="json")
+        name = _value(action, ("tool_name",)) or _value(action, ("name",))
+        asked = {"name": name, "arguments": _value(action, ("arguments",))}
+        if isinstance(error, Mapping) and "error_type" in error:
+            found = yield from _described(error, asked)
+        elif error and error is not True:
+            message = error.get("message") if isinstance(error, Mapping) else None
+            found = yield from _failure_text(_text(message or error), asked)
+        else:
+            text = _texts(_value(observation, ("result",))) if error is not True else ""
+            outputs = (_text(_value(observation, path)) for path in (self.stderr, self.stdout) if path is not None)
+            found = yield from _failure_text(text or "\n".join(outputs), asked)
+        of_step = "tool_name" if _value(action, ("tool_name",)) else "name"
+        return _with_sites(
+            found,
+            [
+                site.model_copy(update={"action_field": of_step}) if site.action_field == "name" else site
+                for site in found.error_sites
+            ],
+        )
+
+    def _note_absent(self, observation: object) -> None:
+        """Warn of a field that the observation could have, for its class takes any, and does not have."""
+        path = self.exit_code or self.success or self.error or ("",)
+        if (
+            isinstance(observation, BaseModel)
+            and observation.model_extra is not None
+            and not _has(observation, path[0])
+        ):
+            _warn_once(type(observation).__name__, ".".join(path))
 
 
 def marked_observation(observation: Observation, action: Action, t: int, fields: FieldMap) -> Marking[Observation]:
@@ -181,7 +245,9 @@ _KIND_OF_TOOL_ERROR = {
     "tool_not_found": ErrorKind.TOOL_NOT_FOUND,
     "timeout": ErrorKind.TIMEOUT,
 }
-"""Upstream's `ToolErrorType`; a ``transport_error`` is an infrastructure failure and is not marked."""
+"""Kinds of upstream's `ToolErrorType`."""
+_OF_MACHINE = "transport_error"
+"""The other `ToolErrorType`: an infrastructure failure, which is not marked."""
 
 
 def _result(result: dict[str, Any], asked: Mapping[str, Any], fields: FieldMap | None) -> Marking[Detection]:
@@ -192,12 +258,25 @@ def _result(result: dict[str, Any], asked: Mapping[str, Any], fields: FieldMap |
             if fields.status(content) is not None:
                 return (yield from fields.detection(content, action))
     error = result.get("error")
-    if isinstance(error, dict) and "error_type" in error:  # upstream's ToolError
-        kind = _KIND_OF_TOOL_ERROR.get(str(getattr(error["error_type"], "value", error["error_type"])))
-        return _tool_failure(kind, str(error.get("message", "")), asked) if kind is not None else NOTHING_WRONG
-    if result.get("isError") is True or result.get("is_error") is True:
+    if isinstance(error, dict) and "error_type" in error:
+        return (yield from _described(error, asked))
+    if _is_error(result):
         return (yield from _failure_text(_texts(result), asked))
     return NOTHING_WRONG
+
+
+def _described(error: Mapping[str, Any], asked: Mapping[str, Any]) -> Marking[Detection]:
+    """Return the error that upstream's `ToolError` describes, by its type, or by its message if the type is unknown."""
+    type_, message = str(getattr(error["error_type"], "value", error["error_type"])), _text(error.get("message"))
+    if type_ == _OF_MACHINE:
+        return NOTHING_WRONG
+    kind = _KIND_OF_TOOL_ERROR.get(type_)
+    return _tool_failure(kind, message, asked) if kind is not None else (yield from _failure_text(message, asked))
+
+
+def _is_error(result: object) -> bool:
+    """Return whether an MCP result says that the tool failed."""
+    return _value(result, ("isError",)) is True or _value(result, ("is_error",)) is True
 
 
 def _structured(result: dict[str, Any]) -> Iterator[Any]:
@@ -217,8 +296,8 @@ def _structured(result: dict[str, Any]) -> Iterator[Any]:
         yield {"result": content}
 
 
-def _texts(result: dict[str, Any]) -> str:
-    blocks = result.get("content")
+def _texts(result: object) -> str:
+    blocks = _value(result, ("content",))
     if not isinstance(blocks, list):
         return ""
     texts = (b.get("text") if isinstance(b, dict) else getattr(b, "text", None) for b in blocks)
@@ -308,6 +387,15 @@ def _value(holder: object, path: Path) -> Any:
     return value
 
 
+def _has(holder: object, name: str) -> bool:
+    return name in holder if isinstance(holder, Mapping) else hasattr(holder, name)
+
+
+@functools.cache  # once for each class, not for each turn
+def _warn_once(name: str, field: str) -> None:
+    log.warning("detect: a %s had no field %r, so nothing is marked: look at its name", name, field)
+
+
 def _exit_code(value: object) -> int | None:
     if isinstance(value, bool):
         return None
@@ -329,8 +417,17 @@ def _text(value: object) -> str:
 # -- checks at the start ----------------------------------------------------------------------------------------------
 
 
-def _check(path: Path, cls: type[BaseModel]) -> None:
-    """Raise InvalidRequest if instances of ``cls`` cannot have ``path``; called when the server starts."""
+def _check(path: Path, cls: type[BaseModel], key: str) -> None:
+    """Check at the start that a field can be read.
+
+    Args:
+        path: The path that the operator gave.
+        cls: Class of the observations, or of the actions.
+        key: What the field is for.
+
+    Raises:
+        InvalidRequest: Instances of the class cannot have the path, or its values cannot be such a status.
+    """
     at: type[BaseModel] = cls
     for depth, name in enumerate(path):
         field = at.model_fields.get(name)
@@ -347,6 +444,22 @@ def _check(path: Path, cls: type[BaseModel]) -> None:
             if any(c is Any or c is object or (isinstance(c, type) and issubclass(c, Mapping)) for c in inner):
                 return
             raise InvalidRequest(f"detect: field {'.'.join(path[: depth + 1])!r} of {cls.__name__} has no fields")
+    possible = _STATUS_TYPES.get(key)
+    if possible is not None and inner and not any(_may_be(c, possible) for c in inner):
+        raise InvalidRequest(
+            f"detect: field {'.'.join(path)!r} of {cls.__name__} is no {key}: its values are never "
+            f"{' or '.join(one.__name__ for one in possible)}, so nothing would be marked; a field that only a failure "
+            "sets is error=FIELD"
+        )
+
+
+def _may_be(annotated: Any, possible: tuple[type, ...]) -> bool:
+    """Return whether values of an annotation may be of one of the types. A boolean is not an integer here."""
+    if not isinstance(annotated, type) or annotated is object:
+        return annotated is not None  # Any, a type variable, Literal: not known
+    if annotated is bool or annotated is type(None):
+        return bool in possible and annotated is bool
+    return issubclass(annotated, possible)
 
 
 def _classes(annotation: Any) -> Iterator[Any]:

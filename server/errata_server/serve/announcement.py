@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+from openenv.core.env_server.mcp_types import CallToolObservation
+from openenv.core.env_server.types import Observation
 
 from errata_protocol.capabilities import Capabilities
 
@@ -13,7 +16,11 @@ from ..targets.load import Servable
 
 
 def announcement_lines(
-    found: Sequence[Servable], capabilities: Mapping[str, Capabilities], max_sessions: int | None, url: str
+    found: Sequence[Servable],
+    capabilities: Mapping[str, Capabilities],
+    max_sessions: int | None,
+    detected: Collection[str],
+    url: str,
 ) -> list[str]:
     """Return the lines to say after the address of a server.
 
@@ -21,6 +28,7 @@ def announcement_lines(
         found: The environments.
         capabilities: Capabilities of each, by name.
         max_sessions: Limit of sessions that the operator gave; None if there is none.
+        detected: Names of those with ``--detect``.
         url: Address of the server.
     """
     lines = []
@@ -28,6 +36,10 @@ def announcement_lines(
         lines.append(f"{one.name}: {_recovery_text(one, capabilities[one.name])}")
         if max_sessions is None and (advice := one.limit_advice()) is not None:
             lines.append(f"{one.name}: {advice.text}")
+        has_tools = one.spec.observation_cls in (Observation, CallToolObservation)
+        if has_tools and one.name not in detected and one.runtime is None:
+            option = "--detect error=error" if len(found) == 1 else f"--detect {one.name}:error=error"
+            lines.append(f"{one.name}: steps whose tool failed are marked only with {option}")
     if os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes"):
         lines.append(f"web interface at {url}/web")
     return lines

@@ -108,7 +108,7 @@ def build(
     stated: Stated | None = None,
     deterministic: bool = False,
     volatile: Sequence[str] | str = (),
-    detect: str | None = None,
+    detect: Sequence[str] | str | None = None,
 ) -> Served:
     """Load environments and create their application.
 
@@ -123,24 +123,26 @@ def build(
         stated: Action and observation classes of an environment that does not declare them.
         deterministic: As in `create_fastapi_app`, for all environments.
         volatile: As in `create_fastapi_app`, for a single environment.
-        detect: As in `create_fastapi_app`, for a single environment.
+        detect: As in `create_fastapi_app`, for a single environment; or several, each as ``NAME:MAP`` with the name of
+            its environment.
 
     Raises:
         InvalidRequest: A target cannot be served, other machines could use the server without a token, ``volatile`` or
-            ``detect`` is not valid or given for several environments, applications were made with different data
-            directories, or the limit of open files is too low after raising it.
+            ``detect`` is not valid or does not say for which environment it is, applications were made with different
+            data directories, or the limit of open files is too low after raising it.
         JournalUnavailable: The data directory cannot be used.
     """
     descriptors.checked(descriptors.raise_limit(), 0)  # before opening a file fails for lack of descriptors
     settings = checked_settings(settings, bind)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # for pages that a loaded application creates
-    if len(targets) > 1 and (volatile or detect):
+    if len(targets) > 1 and volatile:
         raise InvalidRequest(
-            "--volatile and --detect apply to one environment: serve it alone, or make its application with "
+            "--volatile applies to one environment: serve it alone, or make its application with "
             "errata_server.create_app"
         )
     with _in_environment(settings):
         found = load_all(targets, mode=mode, stated=stated)
+    detected = _detected([detect] if isinstance(detect, str) else detect or (), [one.name for one in found])
     given = {id(runtime): runtime for servable in found if (runtime := servable.runtime) is not None}
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(targets)} were made with different data directories: give all the same")
@@ -153,14 +155,14 @@ def build(
             insecure=bind.insecure,
             deterministic=deterministic,
             volatile=volatile,
-            detect=detect,
+            detect=detected.get(servable.name),
         )
         for servable in found
     }
     specs = tuple(servable.spec for servable in found)
     capabilities = {name: app.state.errata.offered() for name, app in apps.items()}
     says = (
-        functools.partial(announcement_lines, found, capabilities, max_sessions),
+        functools.partial(announcement_lines, found, capabilities, max_sessions, detected),
         functools.partial(example, found),
     )
     if len(apps) == 1:
@@ -170,6 +172,27 @@ def build(
     replayable = all("state_at" in offered.extensions for offered in capabilities.values())
     composed = compose(apps, runtime, replayable=replayable, insecure=bind.insecure)
     return Served(composed, runtime, specs, capabilities, *says)
+
+
+def _detected(given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return the mappings of ``--detect`` by environment.
+
+    Raises:
+        InvalidRequest: One names no environment that is served, or none although there are several; or an environment
+            has two.
+    """
+    found: dict[str, str] = {}
+    for entry in given:
+        before, separator, mapping = entry.partition(":")
+        name, mapping = (before.strip(), mapping) if separator else (names[0], entry)
+        if name not in names or (not separator and len(names) > 1):
+            raise InvalidRequest(
+                f"--detect {entry}: say for which environment, NAME:FIELD=...; they are called {', '.join(names)}"
+            )
+        if name in found:
+            raise InvalidRequest(f"--detect is there twice for {name}: give it all its fields at once")
+        found[name] = mapping
+    return found
 
 
 def checked_settings(settings: Settings, bind: Bind) -> Settings:

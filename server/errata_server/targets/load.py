@@ -174,8 +174,8 @@ class Servable:
         options = ("--max-sessions", str(ADVISED_SESSIONS))
         sessions = f"{limits.max_concurrent_envs} session{'s' if limits.max_concurrent_envs > 1 else ''}"
         return LimitAdvice(
-            f"its application allows {sessions} at a time, forks included (max_concurrent_envs): for more, serve it with "
-            f"{' '.join(options)}",
+            f"its application allows {sessions} at a time, forks included (max_concurrent_envs): for more, serve it "
+            f"with {' '.join(options)}",
             options if limits.max_concurrent_envs == 1 else (),
             beside_parent=True,
         )
