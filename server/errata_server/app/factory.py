@@ -79,12 +79,13 @@ def create_fastapi_app(
             their requests again.
         volatile: Fields that may differ when requests run again, such as timestamps in ``metadata``, in addition to
             ``VOLATILE_FIELDS`` of the observation class. A sequence, or a string separated by commas.
-        detect: Field mapping ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``. Failing steps are
-            then marked in ``observation.metadata``; for environments that set no markers themselves.
+        detect: Field mapping ``stdout=FIELD,stderr=FIELD,exit_code=FIELD[,command=ACTIONFIELD]``, or for
+            ``exit_code`` a boolean as ``success=FIELD``, or what only a failure sets as ``error=FIELD``. Failing steps
+            are then marked in ``observation.metadata``; for environments that set no markers themselves.
 
     Raises:
         JournalUnavailable: The data directory cannot be used.
-        InvalidRequest: ``detect`` is not a valid mapping or names fields that the classes lack, or ``volatile`` is not
+        InvalidRequest: ``detect`` is not a valid mapping or would mark nothing, or ``volatile`` is not
             a valid list of fields or is given for an environment whose requests are not run again.
     """
     runtime = runtime or RUNTIMES.of_application(settings, data_dir)
