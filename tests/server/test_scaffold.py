@@ -73,4 +73,4 @@ def test_the_start_says_which_option_is_missing(
     text = "\n".join(served.announcement("http://0.0.0.0:8000"))
     asyncio.run(served.runtime.close())
     assert re.search(said, text) if said is not None else " at a time" not in text
-    assert "ErrataClient('http://127.0.0.1:8000')" in served.example("http://0.0.0.0:8000")  # 0.0.0.0 is no address to connect to
+    assert "ErrataClient('http://127.0.0.1:8000')" in served.example("http://0.0.0.0:8000")
