@@ -294,6 +294,7 @@ def test_several_targets_need_different_names() -> None:
         (f"{HERE}.untyped:HalfDone", "does not define state, step"),
         (f"{HERE}.broken:app", r"No module named 'a_package_nobody_has' \(.*broken_inside.py:1\)"),
         ("tests/environments", "has no openenv.yaml and no server/app.py"),
+        ("tests", r"no environment named 'tests' .*; for the directory of that name give \./tests$"),
         ("./nowhere", "has no openenv.yaml and no server/app.py"),
     ],
 )

@@ -287,6 +287,8 @@ def _find(target: str) -> tuple[Any, EnvironmentSpec | None]:
 def _unknown_message(target: str) -> str:
     known = ", ".join(sorted({*discovery.published(), *discovery.packages()})) or "none"
     problem = f"no environment named {target!r} is installed (installed: {known})"
+    if Path(target).is_dir():
+        return f"{problem}; for the directory of that name give .{os.sep}{target}"
     if "." in target:
         return f"{problem}; for a module give the attribute, too: {target}:app or {target}:MyEnvironment"
     return f"{problem}; give a name, a directory with an {discovery.MANIFEST}, or module:attribute"
