@@ -9,6 +9,7 @@ from functools import cached_property
 
 from errata_protocol.detect.action import Action, ends_in_python, may_raise
 from errata_protocol.detect.agent_files import AgentFiles
+from errata_protocol.detect.prefixes import without_prefixes
 from errata_protocol.detect.python_traceback import Traceback, find_tracebacks, unwrapped
 from errata_protocol.detect.stacks import Crash, find_crash
 from errata_protocol.detect.test_report import TestReport, find_report
@@ -92,11 +93,12 @@ class Turn:
         is_host_file: Callable[[str], bool] | None = None,
     ) -> Turn:
         """Build a turn from complete streams of any size."""
+        out, err = without_prefixes(bounded_lines(stdout), bounded_lines(stderr))
         return cls(
             Action(command),
             exit_code,
-            bounded_lines(stdout),
-            bounded_lines(stderr),
+            out,
+            err,
             timed_out=timed_out,
             limit_hit=limit_hit,
             cwd=cwd,
