@@ -31,6 +31,7 @@ _NEXT_ERROR = re.compile(r"usage: |[\w.-]+\.py: error: ", re.IGNORECASE)
 _USAGE_STATUS = 2
 """The status of argparse and click; an exception that ends a program gives 1."""
 
+_TITLES = ("Error: ", "Warning: ")
 _MAX_MESSAGE = 40
 """How many lines the message of an error of node is read for, as many as its frames."""
 
@@ -232,10 +233,26 @@ class Turn:
         for traceback in self.tracebacks:
             masked.update(range(traceback.first, traceback.last + 1))
         masked.update(self._message_lines())
+        masked.update(self._boxed_warnings())
         for index, line in enumerate(self.lines):
             if ": " in line and _WARNING.match(line):
                 masked.update((index, index + 1) if self._is_source(index + 1) else (index,))
         return tuple(line for index, line in enumerate(self.lines) if line and index not in masked)
+
+    def _boxed_warnings(self) -> list[int]:
+        """Return the indices of the lines of warnings before or after which the same program reports an error.
+
+        Terraform's warnings and errors have a title and several paragraphs.
+        """
+        titles = [i for i, line in enumerate(self.lines) if line.startswith(_TITLES)]
+        if not any(self.lines[i].startswith(_TITLES[0]) for i in titles):
+            return []
+        masked: list[int] = []
+        for at, end in zip(titles, (*titles[1:], len(self.lines)), strict=True):
+            if self.lines[at].startswith(_TITLES[1]) and at + 1 < end and not self.lines[at + 1]:
+                box = next((i for i in range(at, end) if self.lines[i] == "╵"), min(end, at + _MAX_MESSAGE))
+                masked.extend(range(at, box))
+        return masked
 
     def _is_source(self, index: int) -> bool:
         """Return whether a line may be the line of code that Python prints below a warning."""
