@@ -32,6 +32,11 @@ _USAGE_STATUS = 2
 """The status of argparse and click; an exception that ends a program gives 1."""
 
 _TITLES = ("Error: ", "Warning: ")
+_SPOKEN = re.compile(
+    r"(?!\w*(?:Error|Exception)\b)(?:-|[a-z_./])[\w./+-]*(?:\[\d+\])?: |error\b|ERROR: |usage: |Usage: "
+)
+"""``PROGRAM: MESSAGE``, and how runners complain of their own arguments."""
+
 _MAX_MESSAGE = 40
 """How many lines the message of an error of node is read for, as many as its frames."""
 
@@ -253,6 +258,16 @@ class Turn:
                 box = next((i for i in range(at, end) if self.lines[i] == "╵"), min(end, at + _MAX_MESSAGE))
                 masked.extend(range(at, box))
         return masked
+
+    def spoken(self, line: str) -> bool:
+        """Return whether ``line`` may be the message of a program about its own work.
+
+        In a run of tests most lines are a report: of what tests did, with the texts of the errors that they met. There
+        only what a shell or a program says under its name counts.
+        """
+        if not self.action.runs_tests:
+            return True
+        return _SPOKEN.match(line) is not None
 
     def _is_source(self, index: int) -> bool:
         """Return whether a line may be the line of code that Python prints below a warning."""

@@ -133,7 +133,11 @@ def _arguments(turn: Turn) -> Finding | None:
                 return Finding()
             general = general or _call_site(turn, read_message(line), line)
             continue
-        if _NOT_ARGUMENTS.search(line) or (turn.crash and line == turn.crash.line and "OptionParser" not in line):
+        if (
+            not turn.spoken(line)
+            or _NOT_ARGUMENTS.search(line)
+            or (turn.crash and line == turn.crash.line and "OptionParser" not in line)
+        ):
             continue
         for phrase in PHRASES:
             match = phrase.pattern.search(line)
