@@ -98,6 +98,7 @@ PREFIXED = [
     ("earthly +build", "", behind("              +build | ", GCC), "build_error", "src/a.c", 4),
     ("gh run view 7 --log-failed", behind(f"build\tRun make\t{CI}", GCC), "", "build_error", "src/a.c", 4),
     ("act", "", behind(CI, behind("#12 1.5 ", GCC)), "build_error", "src/a.c", 4),
+    ("ant compile", f"Buildfile: /workspace/build.xml\n\ncompile:\n{behind('    [exec] ', GCC)}\nBUILD FAILED\n", "", "build_error", "src/a.c", 4),
     ("nix-build", "", "error: builder for '/nix/store/x.drv' failed with exit code 2;\n       last 4 log lines:\n" + behind("       > ", GCC), "build_error", "src/a.c", 4),
 ]  # fmt: skip
 

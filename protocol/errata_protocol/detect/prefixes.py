@@ -64,7 +64,8 @@ FORMS = (
     Form(
         "concurrently, npm-run-all, yarn workspaces",
         re.compile(
-            r"\[(?P<source>\d+|(?=[^\]]*[a-z])(?!(?:error|info|warn|debug|ok|pass|fail)\w*\])[@\w][^\]\[%]*)\]:?(?: |$)"
+            r"\[(?P<source>\d+|(?=[^\]\n]*[a-z])(?!(?:error|info|warn|debug|ok|pass|fail)\w*\])[@\w][^\]\[\n%]*)\]"
+            r":?(?: |$)"
         ),
         is_common=True,
     ),
@@ -80,6 +81,7 @@ FORMS = (
         ),
         is_common=True,
     ),
+    Form("ant", re.compile(r" {1,20}\[\w{1,20}\](?: |$)"), re.compile(r"^(?:Buildfile: |BUILD FAILED$)", re.MULTILINE)),
     Form("Gradle with CMake", re.compile(r"C/C\+\+: ")),
     Form(
         "Gradle, a cause",
@@ -87,8 +89,16 @@ FORMS = (
         re.compile(r"^\* What went wrong:", re.MULTILINE),
         below=re.compile(r"> "),
     ),
-    Form("nix", re.compile(r"\s{1,20}>(?: |$)"), below=re.compile(r"\s*(?:> )?last \d+ log lines:")),
+    Form("nix", re.compile(r" {1,20}>(?: |$)"), below=re.compile(r" *(?:> )?last \d+ log lines:")),
 )
+
+
+def _anywhere(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    return re.compile(f"^(?:{pattern.pattern})", re.MULTILINE)
+
+
+_HINTS = tuple((form, _anywhere(form.prefix), _anywhere(form.below) if form.below else None) for form in FORMS)
+"""Each form with what some line of the text must match: one search is cheaper than a look at each line."""
 
 
 def without_prefixes(stdout: Sequence[str], stderr: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -96,13 +106,13 @@ def without_prefixes(stdout: Sequence[str], stderr: Sequence[str]) -> tuple[tupl
 
     Args:
         stdout: Lines of standard output, bounded in number and length.
-        stderr: Lines of standard error, likewise.
+        stderr: Lines of standard error, bounded in the same way.
     """
     streams = (tuple(stdout), tuple(stderr))
     for _ in range(MAX_PASSES):
-        text = "\n".join((*streams[0], *streams[1]))
-        forms = [(form, _sources(form, text)) for form in FORMS]
-        shown = [(form, sources) for form, sources in forms if sources is None or sources]
+        shown = list(_shown("\n".join((*streams[0], *streams[1]))))
+        if not shown:
+            break
         taken = (_taken(streams[0], shown), _taken(streams[1], shown))
         if taken == streams:
             break
@@ -110,18 +120,25 @@ def without_prefixes(stdout: Sequence[str], stderr: Sequence[str]) -> tuple[tupl
     return streams
 
 
-def _sources(form: Form, text: str) -> set[str] | None:
-    """Return the sources whose prefix counts, None for any; empty if no line shows that such a tool ran."""
-    if form.shown_by is None:
-        return None
-    if "source" in form.shown_by.groupindex:
-        return {match["source"] for match in form.shown_by.finditer(text)}
-    return None if form.shown_by.search(text) else set()
+def _shown(text: str) -> Iterator[tuple[Form, set[str] | None]]:
+    """Yield the forms that may occur in the text, each with the sources whose prefix counts; None for any source."""
+    for form, prefix, below in _HINTS:
+        if not prefix.search(text) or (below and not below.search(text)):
+            continue
+        if form.shown_by is None:
+            yield form, None
+        elif "source" in form.shown_by.groupindex:
+            if sources := {match["source"] for match in form.shown_by.finditer(text)}:
+                yield form, sources
+        elif form.shown_by.search(text):
+            yield form, None
 
 
 def _taken(lines: tuple[str, ...], forms: Sequence[tuple[Form, set[str] | None]]) -> tuple[str, ...]:
     """Return the lines without one prefix each; those of one source stand together in each run of lines with one."""
     usual = [(form, sources) for form, sources in forms if not form.is_common or _is_common(form, lines)]
+    if not usual:
+        return lines
     taken: list[str] = []
     run: dict[str, list[str]] = {}
     for source, line in _split(lines, usual):
