@@ -771,6 +771,8 @@ ADVERSARIAL += [
     "1 failing\n  1) a:\n Error: Timeout of 1ms exceeded." + " (/a" * 290 + "\n",
     "1 runs, 1 assertions, 1 failures\nFailure:\nA#" + " [a" * 380 + "\n",
     "#1 0.1 a:1:1: error: x\n",
+    "[\n",
+    "@\t\n",
     "web-1  | " * 100 + "\n",
     "a b:c: [d] " * 90 + "\n",
     "* What went wrong:\n> a\n  b\n",

@@ -659,6 +659,26 @@ Compiling 3 files (.ex)
 Finished in 0.05 seconds (0.00s async, 0.05s sync)
 2 doctests, 4 tests, 2 failures, 1 excluded
 """
+EXUNIT_SETUP = """\
+
+  1) Shop.CartTest: failure on setup_all callback, all tests have been invalidated
+     ** (RuntimeError) boom
+     stacktrace:
+       test/shop/cart_test.exs:5: Shop.CartTest.__ex_unit_setup_all_0/1
+
+Finished in 0.02 seconds (0.00s async, 0.02s sync)
+3 tests, 0 failures, 3 invalid
+"""
+EXUNIT_OLD = """\
+  1) test removes (Shop.CartTest)
+     test/shop/cart_test.exs:19
+     ** (exit) exited in: GenServer.call(#PID<0.115.0>, :stop, 5000)
+     stacktrace:
+       (elixir) lib/gen_server.ex:357: GenServer.call/3
+       test/shop/cart_test.exs:23
+
+1 tests, 1 failures
+"""
 EUNIT = """\
 Failures:
 
@@ -927,6 +947,8 @@ REPORTS = [
     ("dotnet test", 1, DOTNET_WITHOUT_FRAME, "", "Demo.Tests.Calc.Adds(a: 1, b: 2)", None, None),
     ("mix test", 2, EXUNIT, "", "test keeps the order (Shop.CartTest)", "test/shop/cart_test.exs", 43),
     ("mix test 2>&1", 2, EXUNIT, "", "test keeps the order (Shop.CartTest)", "test/shop/cart_test.exs", 43),
+    ("mix test", 2, EXUNIT_SETUP, "", "Shop.CartTest", "test/shop/cart_test.exs", 5),
+    ("mix test", 2, EXUNIT_OLD, "", "test removes (Shop.CartTest)", "test/shop/cart_test.exs", 23),
     ("rebar3 eunit", 1, EUNIT, "", "cart_tests:add_test/0", "test/cart_tests.erl", 8),
     ("sbt test", 1, SBT, "", "rounds half up", "CartSpec.scala", 17),
     ("sbt test", 1, SBT_THROWN, "", "throws", "Cart.scala", 3),
@@ -1022,6 +1044,13 @@ NOT_TESTS = [
     ("npm test", 1, "cat: fixtures/x: No such file or directory\n", "path_not_found"),
     ("npm test", 127, "sh: 1: jest: not found\n\n1 failed\n", "command_not_found"),
     ("npm test", 2, "src/a.ts(3,5): error TS2322: Type 'x'\n1 failed\n", "build_error"),
+    (
+        "go test ./...",
+        1,
+        "failed to initialize build cache at /root/x: mkdir /root/x: permission denied\n",
+        "permission_denied",
+    ),
+    ("ruff check a.py", 1, "Could not read a.py: No such file or directory\n", "path_not_found"),
     ("go test --nope", 2, "flag provided but not defined: -nope\nusage: go test\n", "invalid_arguments"),
     ("pytest nope", 4, "ERROR: file or directory not found: nope\n", "path_not_found"),
     ("cat test/a", 1, "cat: test/a: No such file or directory\n", "path_not_found"),

@@ -312,13 +312,16 @@ def _reports(call: Invocation) -> bool:
 
 
 _TESTS = re.compile(
-    r"(?:.*[:._-])?(?:e2e|unit|integration)?(?:tests?|specs?|check|eunit|ct)(?:[:._(-].*)?$|test[A-Z]|.*[a-z]Tests?$|"
+    r"(?:.*[:._-])?(?:e2e|unit|integration)?(?:tests?|specs?|eunit|ct)(?:[:_(-].*)?$|test[A-Z]|.*[a-z]Tests?$|"
     r"(?:jest|vitest|mocha|ava|tap|tape|karma|jasmine|cypress|playwright|busted|bats|prove|ctest|behave|cucumber|robot|"
     r"pest|phpunit|codecept|behat|nose2|nosetests|tox|nox|pytest|py\.test|trial|minitest|gotestsum|ginkgo|testthat)$"
 )
-"""A runner of tests, or a target that runs them: ``test``, ``test:unit``, ``testDebugUnitTest``, ``check``."""
+"""A runner of tests, or a target that runs them: ``test``, ``test:unit``, ``testDebugUnitTest``."""
 
-_MAX_TARGETS = 12
+_MAX_TARGETS = 8
+_CHECKERS = frozenset({"make", "gmake", "gradle", "gradlew"})
+"""Programs whose target ``check`` runs tests."""
+
 _NO_RUNNERS = frozenset(
     {"git", "cd", "test", "[", "docker", "podman", "kubectl", "apt", "apt-get", "pip", "pip3", "ssh"}
 )
@@ -330,7 +333,7 @@ def _runs_tests(call: Invocation) -> bool:
     if call.program in _NEVER_RAISE or call.program in _DATA_PRINTERS:
         return False
     words = (call.program, *(w for w in call.arguments[:_MAX_TARGETS] if "/" not in w and not w.startswith("-")))
-    return any(_TESTS.match(word[:200]) for word in words)
+    return any(_TESTS.match(word[:200]) for word in words) or (call.program in _CHECKERS and "check" in words)
 
 
 _DATA_PRINTERS = frozenset(

@@ -57,19 +57,20 @@ DIAGNOSTICS = (
         r"\s*(?P<file>[^\s(:][^(:]{0,300})\((?P<line>\d+)(?:,(?P<column>\d+))?(?:,\d+,\d+)?\) ?: "
         r"(?:fatal )?error [A-Z]+\d+: ",
     ),
-    _diagnostic("maven", r"\[ERROR\] (?P<file>/\S+\.\w+):\[(?P<line>\d+),(?P<column>\d+)\]"),
+    _diagnostic("maven", r"\[ERROR\] (?:file://)?(?P<file>/\S+\.\w+): ?[\[(](?P<line>\d+), ?(?P<column>\d+)[\])]"),
     _diagnostic(
         "kotlin",
         r"e: (?:\[\w+\] )?(?:file://)?(?P<file>/[^:()]{1,400}\.kts?):(?: \()?(?P<line>\d+)[:,] ?(?P<column>\d+)",
     ),
     _diagnostic(
+        "sbt, scala",
+        r"\[(?:error|ERROR)\] (?:-- .{0,80}?Error: )?(?P<file>[^\s:]{1,400}\.(?:scala|sc|sbt|java|kt)):(?P<line>\d+)"
+        r"(?::(?P<column>\d+))?(?:: | |$)",
+    ),
+    _diagnostic(
         "gcc, clang, javac, ghc, swiftc, zig, dart",
         r"(?:file://)?(?P<file>[^\s:][^:\n]{0,400}):(?P<line>\d+):(?:(?P<column>\d+):)? "
         r"(?:fatal |internal compiler )?[Ee]rror\b:?",
-    ),
-    _diagnostic(
-        "sbt, scala",
-        r"\[error\] (?:-- .{0,80}?Error: )?(?P<file>[^\s:]{1,400}\.\w+):(?P<line>\d+)(?::(?P<column>\d+))?(?:: | |$)",
     ),
     _diagnostic("groovy", r"\s*(?:build file ')?(?P<file>[^\s:']{1,400}\.(?:groovy|gradle))'?: (?P<line>\d+): "),
     _diagnostic(

@@ -70,7 +70,7 @@ JVM_RUNNERS = (
         "sbt, scalatest, munit",
         re.compile(
             r"^(?:\[\w+\] )?(?:\*\*\* [1-9]\d* (?:TESTS?|SUITES?) (?:FAILED|ABORTED) \*\*\*|Failed tests:|"
-            r"Failed: Total \d+, Failed [1-9]|==> X )"
+            r"(?:Failed|Error): Total \d+, |==> X )"
         ),
         (
             re.compile(r"^(?:\[\w+\] )?\s*- (?P<id>\S.*) \*\*\* FAILED \*\*\*"),

@@ -156,14 +156,14 @@ def _prove_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequen
 
 
 _EXUNIT_END = re.compile(r"^ +\d+\) \S|^Finished in ")
-_EXUNIT_FRAME = re.compile(r"^ +[^\s:()]+:\d+: ")
 
 
 def _exunit_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
     """Return the details of a failure, first the frames: below the test's name stands where it begins."""
     del test
     part = until(lines, first + 1, _EXUNIT_END)
-    return [*(line for line in part if _EXUNIT_FRAME.match(line)), *part]
+    frames = next((i for i, line in enumerate(part) if line.strip() == "stacktrace:"), len(part))
+    return [*part[frames:], *part]
 
 
 _NODE_FILE = r"(?P<file>/[^():\s]+|[^():\s]+\.\w+):(?P<line>\d+):\d+"
@@ -372,8 +372,11 @@ RUNNERS = (
     ),
     Runner(
         "ExUnit",
-        re.compile(r"^(?:\d+ \w+, )*\d+ tests?, [1-9]\d* failures?(?:,|$)"),
-        (re.compile(r"^ +\d+\) (?P<id>\S.* \([\w.]+\))$"),),
+        re.compile(r"^(?:\d+ \w+, )*\d+ tests?, (?:[1-9]\d* failures?(?:,|$)|0 failures, .*\b[1-9]\d* invalid)"),
+        (
+            re.compile(r"^ +\d+\) (?P<id>\S.* \([\w.]+\))$"),
+            re.compile(r"^ +\d+\) (?P<id>[\w.]+): failure on setup_all callback"),
+        ),
         re.compile(r"^ +(?P<file>[^\s:()]+\.exs?):(?P<line>\d+)(?::|$)"),
         _exunit_part,
     ),

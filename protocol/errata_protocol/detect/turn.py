@@ -33,7 +33,8 @@ _USAGE_STATUS = 2
 
 _TITLES = ("Error: ", "Warning: ")
 _SPOKEN = re.compile(
-    r"(?!\w*(?:Error|Exception)\b)(?:-|[a-z_./])[\w./+-]*(?:\[\d+\])?: |error\b|ERROR: |usage: |Usage: "
+    r"(?![\w.]*(?:Error|Exception)\b)(?:-|[a-z_./])[\w./+-]*(?:\[\d+\])?: |error\b|ERROR: |[Uu]sage: |"
+    r"(?:failed to|cannot|can't|could not|unable to|open|stat|mkdir|fork/exec) "
 )
 """``PROGRAM: MESSAGE``, and how runners complain of their own arguments."""
 

@@ -30,7 +30,7 @@ _MAKE_PLACE = re.compile(r"\*\*\* \[(?P<file>[^:\]]+):(?P<line>\d+): ")
 _OTHER = re.compile(
     r"^ninja: (?:build stopped|error)|^error: (?:could not compile|linking with|aborting due to)|"
     r"^FAILURE: Build failed|^BUILD FAILED|^== Compilation error in file |^===> Compiling .* failed$|"
-    r"^error: builder for '|"
+    r"^error: builder for '|^could not compile dependency |"
     r"^\[ERROR\] COMPILATION ERROR|error: command '\S+' failed with exit|Failed building wheel|^collect2: |"
     r"^compilation terminated\.|"
     r"^\d+ errors? generated\.$|^\d+ errors?$|^cc1\w*: |: fatal error: |^lto1: "

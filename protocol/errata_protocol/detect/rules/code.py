@@ -59,8 +59,8 @@ _YAML = re.compile(
 )
 _SED = re.compile(r"^sed: (?:(?:-e )?expression #\d+, char \d+|file (?P<file>\S+) line (?P<line>\d+)|\d+: )")
 _AWK = re.compile(
-    r"^(?:g|m|n)?awk: .*(?:syntax error|line \d+|line:\d+: error: |unterminated|unexpected|newline)|"
-    r"^awk: .*(?:near|missing)",
+    r"^(?:g|m|n)?awk: .*(?:syntax error|line \d+|line:\d+: error: (?:Unmatched|Invalid|Trailing)|"
+    r"unterminated|unexpected|newline)|^awk: .*(?:near|missing)",
     re.IGNORECASE,
 )
 _AWK_FILE = re.compile(r"^\w{0,2}awk: (?P<file>[^\s:]{1,300}):(?P<line>\d{1,9}): ")
