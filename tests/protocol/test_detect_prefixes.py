@@ -84,6 +84,7 @@ PREFIXED = [
     ("docker buildx build .", "", behind(" => => # ", GCC), "build_error", "src/a.c", 4),
     ("pnpm -r test", f"packages/core test$ vitest run\n{behind('│ ', VITEST)}└─ Failed in 8.4s\n", "", "test_failure", "src/store.test.ts", 57),
     ("pnpm -r test", "packages/a test$ jest\npackages/b test$ jest\n" + mixed(behind("packages/a test: ", JEST), behind("packages/b test: ", QUIET)), "", "test_failure", "src/a.test.js", 9),
+    ("pnpm -r test 2>&1 | tail -20; exit 1", behind("packages/a test: ", JEST) + " ELIFECYCLE  Test failed.\n", "", "test_failure", "src/a.test.js", 9),
     ("pnpm -r build", "core build$ tsc\ncore build: src/a.ts(3,5): error TS2322: Type 'x'\n", "", "build_error", "src/a.ts", 3),
     ("npx turbo test", "web:test: cache miss, executing 0a1b\nui:test: cache hit, replaying 0b\n" + mixed(behind("web:test: ", JEST), behind("ui:test: ", QUIET)), "", "test_failure", "src/a.test.js", 9),
     ("npx turbo test | tail -20; exit 1", behind("web:test: ", JEST), "", "test_failure", "src/a.test.js", 9),

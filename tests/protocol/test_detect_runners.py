@@ -659,6 +659,46 @@ Compiling 3 files (.ex)
 Finished in 0.05 seconds (0.00s async, 0.05s sync)
 2 doctests, 4 tests, 2 failures, 1 excluded
 """
+HSPEC = """\
+Failures:
+
+  test/Spec.hs:10:9:
+  1) Cart adds
+       expected: 3
+        but got: 2
+
+  test/Spec.hs:14:9:
+  2) Cart subtracts
+
+2 examples, 2 failures
+"""
+BATS = """\
+ ✓ subtracts
+ ✗ adds
+   (in test file test/a.bats, line 4)
+     `[ "$result" -eq 3 ]' failed
+
+2 tests, 1 failure
+"""
+CLOJURE = """\
+FAIL in (adds) (core_test.clj:7)
+expected: x
+  actual: java.io.FileNotFoundException: x (No such file or directory)
+Ran 2 tests containing 3 assertions.
+1 failures, 0 errors.
+"""
+JULIA = """\
+adds: Test Failed at /workspace/test/runtests.jl:5
+  Expression: f(1) == 2
+ERROR: LoadError: Some tests did not pass: 1 passed, 1 failed, 0 errored, 0 broken.
+"""
+BUSTED = """\
+1 success / 1 failure / 0 errors / 0 pending : 0.01 seconds
+
+Failure → spec/cart_spec.lua @ 3
+cart adds
+spec/cart_spec.lua:4: Expected objects to be the same.
+"""
 EXUNIT_SETUP = """\
 
   1) Shop.CartTest: failure on setup_all callback, all tests have been invalidated
@@ -949,6 +989,11 @@ REPORTS = [
     ("mix test 2>&1", 2, EXUNIT, "", "test keeps the order (Shop.CartTest)", "test/shop/cart_test.exs", 43),
     ("mix test", 2, EXUNIT_SETUP, "", "Shop.CartTest", "test/shop/cart_test.exs", 5),
     ("mix test", 2, EXUNIT_OLD, "", "test removes (Shop.CartTest)", "test/shop/cart_test.exs", 23),
+    ("cabal test", 1, HSPEC, "", "Cart adds", "test/Spec.hs", 10),
+    ("bats --pretty test", 1, BATS, "", "adds", "test/a.bats", 4),
+    ("lein test", 1, CLOJURE, "Tests failed.\n", "adds", "core_test.clj", 7),
+    ("julia test/runtests.jl", 1, JULIA, "", None, "test/runtests.jl", 5),
+    ("busted", 1, BUSTED, "", None, "spec/cart_spec.lua", 4),
     ("rebar3 eunit", 1, EUNIT, "", "cart_tests:add_test/0", "test/cart_tests.erl", 8),
     ("sbt test", 1, SBT, "", "rounds half up", "CartSpec.scala", 17),
     ("sbt test", 1, SBT_THROWN, "", "throws", "Cart.scala", 3),
@@ -1018,7 +1063,7 @@ expected a value, got nothing
 Could not open '/workspace/data/y': No such file or directory
 """
 COUNTS = [
-    "1 success / 1 failure / 0 errors / 0 pending",
+    "1 of 3 scenarios failed",
     "# FAIL:  1",
     "Tests Passed: 1, Failed: 1",
     "2 out of 5 tests failed",

@@ -48,6 +48,12 @@ FORMS = (
         re.compile(r"^(?P<source>\S{1,200} [\w:.-]{1,100})\$ ", re.MULTILINE),
     ),
     Form(
+        "pnpm -r, its end",
+        re.compile(r"(?P<source>[\w@./-]{1,200} [a-z][\w:.-]{0,100}):(?: |$)"),
+        re.compile(r"^ ?(?:ELIFECYCLE|ERR_PNPM_)", re.MULTILINE),
+        is_common=True,
+    ),
+    Form(
         "turbo",
         re.compile(rf"(?P<source>{_LABEL}:[A-Za-z][\w:-]*):(?: |$)"),
         re.compile(rf"^(?P<source>{_LABEL}:[A-Za-z][\w:-]*): cache (?:miss|hit|bypass)", re.MULTILINE),

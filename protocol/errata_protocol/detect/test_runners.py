@@ -381,6 +381,42 @@ RUNNERS = (
         _exunit_part,
     ),
     Runner(
+        "hspec",
+        re.compile(r"^\d+ examples?, [1-9]\d* failures?"),
+        (re.compile(r"^  \d+\) (?P<id>\S.*)"),),
+        re.compile(r"^  (?P<file>\S+\.hs):(?P<line>\d+):\d+:$"),
+        above(r"^\s*$"),
+        heading=re.compile(r"^  \S+\.hs:\d+:\d+:$"),
+    ),
+    Runner(
+        "bats",
+        re.compile(r"^\d+ tests?, [1-9]\d* failures?"),
+        (re.compile(r"^ ✗ (?P<id>\S.*)"),),
+        re.compile(r"in (?:test )?file (?P<file>[^\s,]+), line (?P<line>\d+)"),
+        below(r"^ [✓✗-] "),
+    ),
+    Runner(
+        "clojure.test",
+        re.compile(r"^(?:[1-9]\d* failures?, \d+ errors?|0 failures, [1-9]\d* errors?)\."),
+        (re.compile(r"^(?:FAIL|ERROR) in \((?P<id>\S+)\) \("),),
+        re.compile(r"\((?P<file>[\w./-]+\.clj[cs]?):(?P<line>\d+)\)$"),
+        lambda lines, first, test: (lines[first],),
+    ),
+    Runner(
+        "julia",
+        re.compile(r"^ERROR: .*Some tests did not pass: "),
+        (re.compile(r"^(?:\S+: )?(?:Test Failed|Error During Test) at \S+:\d+$"),),
+        re.compile(r" at (?P<file>\S+):(?P<line>\d+)$"),
+        lambda lines, first, test: (lines[first],),
+    ),
+    Runner(
+        "busted",
+        re.compile(r"^\d+ success(?:es)? / (?:[1-9]\d* failures?|0 failures / [1-9]\d* errors?)\b"),
+        (re.compile(r"^(?:Failure|Error) → \S+ @ \d+$"),),
+        re.compile(r"^(?P<file>[^\s:]+\.lua):(?P<line>\d+): "),
+        below(r"^(?:Failure|Error|Pending) → "),
+    ),
+    Runner(
         "EUnit",
         re.compile(r"^\d+ tests, [1-9]\d* failures|^  Failed: [1-9]\d*\. "),
         (
