@@ -167,6 +167,11 @@ def test_the_failed_build_of_an_image_gives_the_file_or_the_instruction(
     assert place(find(command, "", stderr)) == (kind, file, line)
 
 
+def test_the_classic_builder_prints_what_a_compiler_says_on_standard_output() -> None:
+    output = "Step 2/3 : RUN go build ./...\n# example.com/shop\n./main.go:4:2: undefined: x\n"
+    assert place(find("docker build .", output, CLASSIC)) == ("build_error", "main.go", 4)
+
+
 # command, standard error, file, line
 IMPORTS = [
     ("bundle exec rake -T", "rake aborted!\nLoadError: cannot load such file -- minitest\n/workspace/rake/tests.rake:4:in `require'\n/workspace/rake/tests.rake:4:in `<top (required)>'\n", "rake/tests.rake", 4),

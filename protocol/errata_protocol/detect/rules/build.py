@@ -60,11 +60,7 @@ def _build(turn: Turn) -> Finding | None:
     found: list[ErrorSite] = []
     fallback: list[ErrorSite] = []
     fired = False
-    go = (
-        go_tests
-        or any(c.program == "go" for c in turn.action.invocations)
-        or any(x.startswith("# ") for x in turn.stderr)
-    )
+    go = go_tests or any(c.program == "go" for c in turn.action.invocations) or any(x.startswith("# ") for x in lines)
     image: str | None = None
     for index, line in enumerate(lines):
         place = _place(turn, lines, index, go=go)
