@@ -327,13 +327,18 @@ _NO_RUNNERS = frozenset(
 )
 
 
+def is_test_target(word: str) -> bool:
+    """Return whether a word is the name of a runner of tests, or of a target or script that runs them."""
+    return _TESTS.match(word[:200]) is not None
+
+
 def _runs_tests(call: Invocation) -> bool:
     if call.program in _NO_RUNNERS and not call.local:
         return False
     if call.program in _NEVER_RAISE or call.program in _DATA_PRINTERS:
         return False
     words = (call.program, *(w for w in call.arguments[:_MAX_TARGETS] if "/" not in w and not w.startswith("-")))
-    return any(_TESTS.match(word[:200]) for word in words) or (call.program in _CHECKERS and "check" in words)
+    return any(is_test_target(word) for word in words) or (call.program in _CHECKERS and "check" in words)
 
 
 _DATA_PRINTERS = frozenset(

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 
-from errata_protocol.detect.action import Action, ends_in_python, may_raise
+from errata_protocol.detect.action import Action, ends_in_python, is_test_target, may_raise
 from errata_protocol.detect.agent_files import AgentFiles
 from errata_protocol.detect.prefixes import without_prefixes
 from errata_protocol.detect.python_traceback import Traceback, find_tracebacks, unwrapped
 from errata_protocol.detect.stacks import Crash, find_crash
 from errata_protocol.detect.test_report import TestReport, find_report
-from errata_protocol.detect.text import bounded_lines
+from errata_protocol.detect.text import bounded_lines, quoted
 from errata_protocol.detect.word_index import WordIndex
 
 MAX_WORK = 100_000
@@ -37,6 +37,9 @@ _SPOKEN = re.compile(
     r"(?:failed to|cannot|can't|could not|unable to|open|stat|mkdir|fork/exec) "
 )
 """``PROGRAM: MESSAGE``, and how runners complain of their own arguments."""
+
+_MAX_CALLS = 100
+"""How many calls of an action, and arguments of one, are compared with the words of a test report."""
 
 _MAX_MESSAGE = 40
 """How many lines the message of an error of node is read for, as many as its frames."""
@@ -264,11 +267,21 @@ class Turn:
         """Return whether ``line`` may be the message of a program about its own work.
 
         In a run of tests most lines are a report: of what tests did, with the texts of the errors that they met. There
-        only what a shell or a program says under its name counts.
+        only what a shell or a program says under its name counts, and what names an option or a path of the action.
         """
-        if not self.action.runs_tests:
+        if not self.action.runs_tests or _SPOKEN.match(line):
             return True
-        return _SPOKEN.match(line) is not None
+        if not self._operands.isdisjoint(quoted(line)):
+            return True
+        tokens = {token.strip("'\"`,;:()[]") for token in line.split()}
+        return any(("/" in t or "." in t or t.startswith("--")) and t in self._operands for t in tokens)
+
+    @cached_property
+    def _operands(self) -> frozenset[str]:
+        """Arguments of the action's calls, options with and without dashes and value; without the names of targets."""
+        values = [value for call in self.action.invocations[:_MAX_CALLS] for value in call.arguments[:_MAX_CALLS]]
+        options = {each.lstrip("-").partition("=")[0] for each in values if each.startswith("--")}
+        return frozenset(each for each in {*values, *options} if len(each) > 1 and not is_test_target(each))
 
     def _is_source(self, index: int) -> bool:
         """Return whether a line may be the line of code that Python prints below a warning."""

@@ -133,16 +133,14 @@ def _arguments(turn: Turn) -> Finding | None:
                 return Finding()
             general = general or _call_site(turn, read_message(line), line)
             continue
-        if (
-            not turn.spoken(line)
-            or _NOT_ARGUMENTS.search(line)
-            or (turn.crash and line == turn.crash.line and "OptionParser" not in line)
-        ):
+        if _NOT_ARGUMENTS.search(line) or (turn.crash and line == turn.crash.line and "OptionParser" not in line):
             continue
         for phrase in PHRASES:
             match = phrase.pattern.search(line)
             if match is None:
                 continue
+            if not turn.spoken(line):
+                break
             fired = True
             if not turn.spend(look_at_calls):
                 return Finding()
