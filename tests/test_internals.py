@@ -100,7 +100,19 @@ INTERNALS = (
         "uvicorn.server:Server", "capture_signals handle_exit", "errata_server.serve.server", "ends with status 0"
     ),
     Internals(
+        f"{SANSIO}:WebSocketsSansIOProtocol",
+        "disconnected handle_close keepalive_timeout shutdown",
+        SOCKET,
+        "cuts a socket whose peer takes nothing",
+    ),
+    Internals(
         "uvicorn.server:Server", "startup shutdown servers", "errata_server.serve.server", "announces itself and drains"
+    ),
+    Internals(
+        "uvicorn.server:Server",
+        "server_state should_exit",
+        "errata_server.serve.server",
+        "says what a signal does, once, and how many connections it closes",
     ),
     # websockets: the parser under uvicorn's protocol
     Internals(

@@ -89,6 +89,13 @@ MESSAGES = [
     ("node x.js", 1, "Error: Cannot find module '/workspace/x.js'", "import_error", "x.js"),
     ("perl -MA::B -e 1", 2, "Can't locate A/B.pm in @INC (you may need): BEGIN failed", "import_error", "A::B"),
     ("sed 's/a/b' f", 1, "sed: -e expression #1, char 5: unterminated `s' command", "syntax_error", "s/a/b"),
+    ("perl -ne 'print if /([a-z/' f", 255, "Unmatched [ in regex; marked by <-- HERE in m/([ <-- HERE a-z/ at -e line 1.", "syntax_error", "print if /([a-z/"),
+    ("awk '/([a-z/' f", 2, "awk: cmd. line:1: error: Unmatched [, [^, [:, [., or [=: /([a-z/", "syntax_error", "/([a-z/"),
+    ("sqlite3 a.db 'SELEC 1;'", 1, 'Error: in prepare, near "SELEC": syntax error (1)', "syntax_error", "SELEC 1;"),
+    ("sqlite3 a.db 'SELEC 1;'", 1, 'Parse error near line 1: near "SELEC": syntax error\n  SELEC 1;', "syntax_error", "SELEC 1;"),
+    ("echo 'SELEC 1;' | sqlite3 a.db", 1, 'Parse error near line 1: near "SELEC": syntax error', "syntax_error", "SELEC 1;"),
+    ("sqlite3 a.db <<E\nselect 1;\n selec 2;\nE", 1, 'Parse error near line 2: near "selec": syntax error', "syntax_error", "selec 2;"),
+    ("psql -c 'SELEC 1;'", 1, 'ERROR:  syntax error at or near "SELEC"', "syntax_error", "SELEC 1;"),
     ("kill -0 99; exit 7", 7, "", "nonzero_exit", "kill -0 99; exit 7"),
     ("curl http://127.0.0.1:9/", 7, "curl: (7) Failed to connect to 127.0.0.1 port 9: refused", "nonzero_exit", "curl http://127.0.0.1:9/"),
     ("ulimit -f 1; head -c 9999 /dev/zero > f", 153, "", "resource_limit", "ulimit -f 1; head -c 9999 /dev/zero > f"),
@@ -575,6 +582,14 @@ def test_a_warning_of_python_is_not_what_failed(warning: str) -> None:
     assert missing.error_kind == ErrorKind.PATH_NOT_FOUND
 
 
+def test_a_regular_expression_that_does_not_parse_is_told_from_one_that_a_run_made() -> None:
+    text = "/workspace/x.js:1\nx\n^\n\nSyntaxError: Invalid regular expression: /[/: Unterminated character class\n"
+    parses = "    at wrapSafe (node:internal/modules/cjs/loader:1024:16)\n\nNode.js v20.1.0\n"
+    runs = "    at new RegExp (<anonymous>)\n    at Object.<anonymous> (/workspace/x.js:1:1)\n"
+    assert find("node x.js", 1, text + parses).error_kind == ErrorKind.SYNTAX_ERROR
+    assert find("node x.js", 1, text + runs).error_kind == ErrorKind.RUNTIME_ERROR
+
+
 @pytest.mark.parametrize("command", ["node app.js; cat notes >&2; exit 1", "node app.js 2>&1; cat notes; exit 1"])
 def test_prose_in_perls_form_does_not_replace_the_crash_before_it(command: str) -> None:
     crash = "/workspace/app.js:3\n    a.b\n      ^\n\nTypeError: a is undefined\n    at Object.<anonymous> (/workspace/app.js:3:5)\n\nNode.js v22.1.0\n"
@@ -755,6 +770,22 @@ ADVERSARIAL += [
     "Failed!  - Failed: 1\n  Failed a" + " [1 " * 280 + "\n  at  in /a.cs" + " in /a" * 190 + "\n",
     "1 failing\n  1) a:\n Error: Timeout of 1ms exceeded." + " (/a" * 290 + "\n",
     "1 runs, 1 assertions, 1 failures\nFailure:\nA#" + " [a" * 380 + "\n",
+    "#1 0.1 a:1:1: error: x\n",
+    "[\n",
+    "@\t\n",
+    "web-1  | " * 100 + "\n",
+    "a b:c: [d] " * 90 + "\n",
+    "* What went wrong:\n> a\n  b\n",
+    "Error: \n" + " at " * 280 + "\n",
+    "error • " * 140 + "\n",
+    "com.a." * 190 + "(a.java:1)\nTests run: 1, Failures: 1\n",
+    "- a *** FAILED ***\n" + "(a.scala " * 120 + "\n*** 1 TEST FAILED ***\n",
+    "1 of 2 a b " * 100 + "\n",
+    " at " + "/" * 1_000 + "\nTests run: 1, Failures: 1\na.b <<<\n",
+    "a > " * 290 + "\n1 tests completed, 1 failed\n",
+    "Summary [" + "] " * 580 + "\n1 failed\n",
+    "error: could not be parsed: " * 40 + "\n",
+    ": The command 'a" * 70 + "\n",
 ]
 
 

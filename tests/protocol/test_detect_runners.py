@@ -640,6 +640,302 @@ Failed!  - Failed:     2, Passed:     2, Skipped:     0, Total:     4, Duration:
 """
 DOTNET_WITHOUT_FRAME = DOTNET.replace("   at Demo.Tests.Calc.Adds(Int32 a, Int32 b) in /workspace/T.cs:line 12\n", "")
 
+EXUNIT = """\
+Compiling 3 files (.ex)
+..
+
+  1) test keeps the order (Shop.CartTest)
+     test/shop/cart_test.exs:40
+     ** (File.Error) could not write to file "/workspace/tmp/a.csv": no such file or directory
+     code: File.write!(file, "x")
+     stacktrace:
+       (elixir 1.16.0) lib/file.ex:1021: File.write!/3
+       test/shop/cart_test.exs:43: (test)
+
+  2) test adds (Shop.CartTest)
+     test/shop/cart_test.exs:50
+     Assertion with == failed
+
+Finished in 0.05 seconds (0.00s async, 0.05s sync)
+2 doctests, 4 tests, 2 failures, 1 excluded
+"""
+HSPEC = """\
+Failures:
+
+  test/Spec.hs:10:9:
+  1) Cart adds
+       expected: 3
+        but got: 2
+
+  test/Spec.hs:14:9:
+  2) Cart subtracts
+
+2 examples, 2 failures
+"""
+BATS = """\
+ ✓ subtracts
+ ✗ adds
+   (in test file test/a.bats, line 4)
+     `[ "$result" -eq 3 ]' failed
+
+2 tests, 1 failure
+"""
+CLOJURE = """\
+FAIL in (adds) (core_test.clj:7)
+expected: x
+  actual: java.io.FileNotFoundException: x (No such file or directory)
+Ran 2 tests containing 3 assertions.
+1 failures, 0 errors.
+"""
+JULIA = """\
+adds: Test Failed at /workspace/test/runtests.jl:5
+  Expression: f(1) == 2
+ERROR: LoadError: Some tests did not pass: 1 passed, 1 failed, 0 errored, 0 broken.
+"""
+BUSTED = """\
+1 success / 1 failure / 0 errors / 0 pending : 0.01 seconds
+
+Failure → spec/cart_spec.lua @ 3
+cart adds
+spec/cart_spec.lua:4: Expected objects to be the same.
+"""
+EXUNIT_SETUP = """\
+
+  1) Shop.CartTest: failure on setup_all callback, all tests have been invalidated
+     ** (RuntimeError) boom
+     stacktrace:
+       test/shop/cart_test.exs:5: Shop.CartTest.__ex_unit_setup_all_0/1
+
+Finished in 0.02 seconds (0.00s async, 0.02s sync)
+3 tests, 0 failures, 3 invalid
+"""
+EXUNIT_OLD = """\
+  1) test removes (Shop.CartTest)
+     test/shop/cart_test.exs:19
+     ** (exit) exited in: GenServer.call(#PID<0.115.0>, :stop, 5000)
+     stacktrace:
+       (elixir) lib/gen_server.ex:357: GenServer.call/3
+       test/shop/cart_test.exs:23
+
+1 tests, 1 failures
+"""
+EUNIT = """\
+Failures:
+
+  1) cart_tests:add_test/0: module 'cart_tests'
+     Failure/Error: ?assertEqual(3, cart : add ( 1 , 1 ))
+     %% /workspace/test/cart_tests.erl:8:in `cart_tests:add_test/0`
+     Output: no such file or directory
+
+Finished in 0.1 seconds
+2 tests, 1 failures
+"""
+SBT = """\
+[info] CartSpec:
+[info] - adds
+[info] - rounds half up *** FAILED ***
+[info]   10.2 was not equal to 10.25 (CartSpec.scala:17)
+[info] - throws *** FAILED ***
+[info]   at com.shop.Cart.total(Cart.scala:3)
+[info] *** 2 TESTS FAILED ***
+[error] Failed tests:
+[error] \tcom.shop.CartSpec
+"""
+SBT_THROWN = SBT.replace(
+    "[info] - rounds half up *** FAILED ***\n[info]   10.2 was not equal to 10.25 (CartSpec.scala:17)\n", ""
+).replace("[info]   at com", "[info]   at scala.collection.immutable.List.head(List.scala:12)\n[info]   at com")
+MUNIT = """\
+com.shop.CartSuite:
+==> X com.shop.CartSuite.rounds half up  0.05s munit.FailException: /workspace/src/test/scala/CartSuite.scala:12
+[error] Failed: Total 1, Failed 1, Errors 0, Passed 0
+"""
+SUREFIRE = """\
+[ERROR] Tests run: 3, Failures: 2, Errors: 0, Skipped: 0, Time elapsed: 0.045 s <<< FAILURE! -- in com.shop.tax.CartTest
+[ERROR] com.shop.tax.CartTest.totalIsRounded -- Time elapsed: 0.004 s <<< FAILURE!
+org.opentest4j.AssertionFailedError: expected: <10.25> but was: <10.2>
+\tat org.junit.jupiter.api.AssertionFailureBuilder.build(AssertionFailureBuilder.java:151)
+\tat com.shop.tax.CartTest.totalIsRounded(CartTest.java:31)
+\tat java.base/java.lang.reflect.Method.invoke(Method.java:580)
+
+[ERROR] com.shop.tax.CartTest.other -- Time elapsed: 0.001 s <<< FAILURE!
+\tat com.shop.tax.CartTest.other(CartTest.java:40)
+
+[ERROR] Tests run: 3, Failures: 2, Errors: 0, Skipped: 0
+"""
+SUREFIRE_OTHERS_ONLY = SUREFIRE.replace("\tat com.shop.tax.CartTest.totalIsRounded(CartTest.java:31)\n", "")
+SUREFIRE_OLD = """\
+totalIsRounded(com.shop.tax.CartTest)  Time elapsed: 0.004 sec  <<< ERROR!
+java.lang.NullPointerException: null
+\tat com.google.common.base.Preconditions.checkNotNull(Preconditions.java:787)
+\tat com.shop.money.Money.of(Money.java:9)
+\tat com.shop.tax.CartTest.totalIsRounded(CartTest.java:31)
+
+Tests run: 3, Failures: 0, Errors: 1, Skipped: 0
+"""
+GRADLE = """\
+> Task :test FAILED
+
+CartTest > totalIsRounded() FAILED
+    org.opentest4j.AssertionFailedError at CartTest.java:31
+        Caused by: java.io.IOException: no such file or directory
+
+CartTest > other() FAILED
+    java.lang.NullPointerException at CartTest.java:40
+
+3 tests completed, 2 failed
+"""
+GRADLE_FULL = """\
+com.shop.CartTest > totalIsRounded() FAILED
+    org.opentest4j.AssertionFailedError: expected: <1> but was: <2>
+        at app//org.junit.jupiter.api.AssertionFailureBuilder.build(AssertionFailureBuilder.java:151)
+        at app//com.shop.CartTest.totalIsRounded(CartTest.java:31)
+
+3 tests completed, 1 failed
+"""
+CARGO_QUIET = """\
+
+running 2 tests
+.F
+failures:
+
+---- tests::a stdout ----
+
+thread 'tests::a' (123) panicked at src/lib.rs:7:9:
+assertion failed: false
+
+
+failures:
+    tests::a
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+"""
+CARGO_QUIET_NAMED = CARGO_QUIET.replace(".F\n", ".\ntests::a --- FAILED\n")
+NEXTEST = """\
+        PASS [   0.004s] demo tests::b
+        FAIL [   0.005s] demo tests::a
+
+--- STDERR:              demo tests::a ---
+thread 'tests::a' panicked at src/lib.rs:7:9:
+assertion failed
+
+     Summary [   0.006s] 2 tests run: 1 passed, 1 failed, 0 skipped
+"""
+GO_PANIC_UNNAMED = """\
+panic: runtime error: invalid memory address or nil pointer dereference
+[signal SIGSEGV: segmentation violation code=0x1 addr=0x0 pc=0x51e699]
+
+goroutine 7 [running]:
+example.org/shop/cart.NextBytes()
+\t/workspace/cart/out.go:27 +0x19
+example.org/shop/cart/null.Configure.func1()
+\t/workspace/cart/null/out.go:12 +0xf
+created by example.org/shop/cart/null.Configure in goroutine 6
+\t/workspace/cart/null/out.go:10 +0x34
+FAIL\texample.org/shop\t0.007s
+FAIL
+"""
+DENO = """\
+running 2 tests from ./main_test.ts
+adds ... FAILED (5ms)
+
+ ERRORS
+
+adds => ./main_test.ts:5:6
+error: AssertionError: Values are not equal.
+    at assertEquals (https://jsr.io/@std/assert/1.0.0/equals.ts:5:9)
+    at file:///workspace/main_test.ts:6:3
+
+ FAILURES
+
+adds => ./main_test.ts:5:6
+
+FAILED | 1 passed | 1 failed (10ms)
+"""
+BUN = """\
+bun test v1.1.0
+
+src/a.test.ts:
+(pass) math > subtracts [0.03ms]
+error: expect(received).toBe(expected)
+
+      at <anonymous> (/workspace/src/a.test.ts:5:21)
+(fail) math > adds [0.50ms]
+
+ 1 pass
+ 1 fail
+Ran 2 tests across 1 files. [8.00ms]
+"""
+JASMINE = """\
+Failures:
+1) Calc adds
+  Message:
+    Expected 1 to be 2.
+  Stack:
+        at <Jasmine>
+        at UserContext.<anonymous> (/workspace/spec/calc.spec.js:5:21)
+
+3 specs, 1 failure
+"""
+PLAYWRIGHT = """\
+  1) [chromium] › tests/a.spec.ts:5:1 › has title ─────────────────
+
+    Error: expect(page).toHaveTitle(expected) failed
+
+        at /workspace/tests/a.spec.ts:7:24
+
+  1 failed
+"""
+PEST = """\
+   FAIL  Tests\\Unit\\CartTest
+  ────────────────────────────
+   FAILED  Tests\\Unit\\CartTest > it adds
+  Failed asserting that 3 is identical to 2.
+
+  at tests/Unit/CartTest.php:4
+
+  Tests:    1 failed, 1 passed (2 assertions)
+"""
+GTEST = """\
+[ RUN      ] CalcTest.Subtracts
+/workspace/test/calc_test.cc:5: Skipped
+[  SKIPPED ] CalcTest.Subtracts (0 ms)
+[ RUN      ] CalcTest.Adds
+/workspace/test/calc_test.cc:12: Failure
+Expected equality of these values:
+[  FAILED  ] CalcTest.Adds (0 ms)
+[  FAILED  ] 1 test, listed below:
+[  FAILED  ] CalcTest.Adds
+"""
+CATCH = """\
+test.cpp:7: FAILED:
+  REQUIRE( add(1, 1) == 3 )
+
+test cases: 1 | 1 failed
+assertions: 1 | 1 failed
+"""
+BOOST = """\
+test.cpp(7): error: in "adds": check add(1, 1) == 3 has failed
+
+*** 1 failure is detected in the test module "calc"
+"""
+XCTEST = """\
+/workspace/Tests/DemoTests/DemoTests.swift:8: error: DemoTests.testAdd : XCTAssertEqual failed: ("3") is not ("4") -
+Test Case 'DemoTests.testAdd' failed (0.001 seconds)
+Executed 2 tests, with 1 failure (0 unexpected) in 0.0 (0.0) seconds
+"""
+SWIFT = """\
+✘ Test adds() recorded an issue at DemoTests.swift:8:5: Expectation failed: add(1, 1) == 3
+✘ Test run with 2 tests failed after 0.001 seconds with 1 issue.
+"""
+DART = """\
+00:00 +0 -1: adds [E]
+  Expected: <4>
+  package:matcher           expect
+  test/calc_test.dart 6:5   main.<fn>
+
+00:00 +1 -1: Some tests failed.
+"""
+
 # command, exit code, standard output, standard error, test id, file, line
 REPORTS = [
     ("go test -v ./...", 1, GO_VERBOSE, "", "TestAdd", "calc_test.go", 8),
@@ -689,6 +985,47 @@ REPORTS = [
     ("ctest", 8, CTEST_SPACES, "", "parses (all files)", None, None),
     ("dotnet test", 1, DOTNET, "", "Demo.Tests.Calc.Adds(a: 1, b: 2)", "T.cs", 12),
     ("dotnet test", 1, DOTNET_WITHOUT_FRAME, "", "Demo.Tests.Calc.Adds(a: 1, b: 2)", None, None),
+    ("mix test", 2, EXUNIT, "", "test keeps the order (Shop.CartTest)", "test/shop/cart_test.exs", 43),
+    ("mix test 2>&1", 2, EXUNIT, "", "test keeps the order (Shop.CartTest)", "test/shop/cart_test.exs", 43),
+    ("mix test", 2, EXUNIT_SETUP, "", "Shop.CartTest", "test/shop/cart_test.exs", 5),
+    ("mix test", 2, EXUNIT_OLD, "", "test removes (Shop.CartTest)", "test/shop/cart_test.exs", 23),
+    ("cabal test", 1, HSPEC, "", "Cart adds", "test/Spec.hs", 10),
+    ("bats --pretty test", 1, BATS, "", "adds", "test/a.bats", 4),
+    ("lein test", 1, CLOJURE, "Tests failed.\n", "adds", "core_test.clj", 7),
+    ("julia test/runtests.jl", 1, JULIA, "", None, "test/runtests.jl", 5),
+    ("busted", 1, BUSTED, "", None, "spec/cart_spec.lua", 4),
+    ("rebar3 eunit", 1, EUNIT, "", "cart_tests:add_test/0", "test/cart_tests.erl", 8),
+    ("sbt test", 1, SBT, "", "rounds half up", "CartSpec.scala", 17),
+    ("sbt test", 1, SBT_THROWN, "", "throws", "Cart.scala", 3),
+    ("sbt test", 1, MUNIT, "", "com.shop.CartSuite.rounds half up", "src/test/scala/CartSuite.scala", 12),
+    ("mvn -q test", 1, SUREFIRE, "", "com.shop.tax.CartTest.totalIsRounded", "CartTest.java", 31),
+    ("mvn -q test", 1, SUREFIRE_OTHERS_ONLY, "", "com.shop.tax.CartTest.totalIsRounded", None, None),
+    ("mvn test", 1, SUREFIRE_OLD, "", "totalIsRounded(com.shop.tax.CartTest)", "Money.java", 9),
+    (
+        "./gradlew test",
+        1,
+        GRADLE,
+        "FAILURE: Build failed with an exception.\n",
+        "CartTest > totalIsRounded()",
+        "CartTest.java",
+        31,
+    ),
+    ("./gradlew test", 1, GRADLE_FULL, "", "com.shop.CartTest > totalIsRounded()", "CartTest.java", 31),
+    ("cargo test -q", 101, CARGO_QUIET, "", "tests::a", "src/lib.rs", 7),
+    ("cargo test -q", 101, CARGO_QUIET_NAMED, "", "tests::a", "src/lib.rs", 7),
+    ("cargo nextest run", 100, "", NEXTEST, "demo tests::a", "src/lib.rs", 7),
+    ("go test ./...", 1, GO_PANIC_UNNAMED, "", None, "cart/out.go", 27),
+    ("deno test", 1, DENO, "error: Test failed\n", "adds", "main_test.ts", 6),
+    ("bun test", 1, "", BUN, "math > adds", "src/a.test.ts", 5),
+    ("npx jasmine", 3, JASMINE, "", "Calc adds", "spec/calc.spec.js", 5),
+    ("npx playwright test", 1, PLAYWRIGHT, "", "[chromium] › tests/a.spec.ts:5:1 › has title", "tests/a.spec.ts", 7),
+    ("vendor/bin/pest", 1, PEST, "", "Tests\\Unit\\CartTest > it adds", "tests/Unit/CartTest.php", 4),
+    ("./build/tests", 1, GTEST, "", "CalcTest.Adds", "test/calc_test.cc", 12),
+    ("./build/tests", 1, CATCH, "", None, "test.cpp", 7),
+    ("./build/tests", 201, "", BOOST, "adds", "test.cpp", 7),
+    ("swift test", 1, "", XCTEST, "DemoTests.testAdd", "Tests/DemoTests/DemoTests.swift", 8),
+    ("swift test", 1, SWIFT, "", "adds()", "DemoTests.swift", 8),
+    ("dart test", 1, DART, "", "adds", "test/calc_test.dart", 6),
 ]
 
 
@@ -718,3 +1055,58 @@ def test_go_tests_that_could_not_be_built_are_a_build_error(command: str) -> Non
         found = find(command, 1, stdout, stderr)
         assert (found.error_kind, *place(found)) == ("build_error", None, "calc_test.go", 9)
     assert find(command, 1, f"FAIL{verdict}").error_kind == "test_failure"
+
+
+UNKNOWN_REPORT = """\
+not even close: the file /workspace/data/x does not exist
+expected a value, got nothing
+Could not open '/workspace/data/y': No such file or directory
+"""
+COUNTS = [
+    "1 of 3 scenarios failed",
+    "# FAIL:  1",
+    "Tests Passed: 1, Failed: 1",
+    "2 out of 5 tests failed",
+]
+
+
+@pytest.mark.parametrize(
+    "command", ["lein test", "npm run test:unit 2>&1", "make check", "busted", "./gradlew testDebugUnitTest"]
+)
+def test_a_word_in_the_report_of_an_unknown_runner_is_no_error_of_the_action(command: str) -> None:
+    for count in COUNTS:
+        for found in (
+            find(command, 1, f"{UNKNOWN_REPORT}{count}\n"),
+            find(command, 1, "", f"{UNKNOWN_REPORT}{count}\n"),
+        ):
+            assert (found.error_kind, *place(found)) == ("test_failure", None, None, None)
+        assert find(command, 0, f"{UNKNOWN_REPORT}{count}\n") == NOTHING_WRONG
+    assert find(command, 1, UNKNOWN_REPORT).error_kind == "nonzero_exit"
+    assert find(command, 1, "", UNKNOWN_REPORT).error_kind == "nonzero_exit"
+
+
+NOT_TESTS = [
+    ("npm test", 1, "cat: fixtures/x: No such file or directory\n", "path_not_found"),
+    ("npm test", 127, "sh: 1: jest: not found\n\n1 failed\n", "command_not_found"),
+    ("npm test", 2, "src/a.ts(3,5): error TS2322: Type 'x'\n1 failed\n", "build_error"),
+    (
+        "go test ./...",
+        1,
+        "failed to initialize build cache at /root/x: mkdir /root/x: permission denied\n",
+        "permission_denied",
+    ),
+    ("npx vitest --nope", 1, "CACError: Unknown option `--nope`\n", "invalid_arguments"),
+    ("npx ava --nope", 1, 'Unrecognized option "nope".\n', "invalid_arguments"),
+    ("vendor/bin/phpunit nope", 1, 'Could not open input file "nope"\n', "path_not_found"),
+    ("npx mocha test/nope.js", 1, "Could not find file test/nope.js\n", "path_not_found"),
+    ("ruff check a.py", 1, "Could not read a.py: No such file or directory\n", "path_not_found"),
+    ("go test --nope", 2, "flag provided but not defined: -nope\nusage: go test\n", "invalid_arguments"),
+    ("pytest nope", 4, "ERROR: file or directory not found: nope\n", "path_not_found"),
+    ("cat test/a", 1, "cat: test/a: No such file or directory\n", "path_not_found"),
+    ("./deploy", 1, "1 failed: cannot stat '/etc/x.conf'\n", "path_not_found"),
+]
+
+
+@pytest.mark.parametrize(("command", "exit_code", "stderr", "kind"), NOT_TESTS)
+def test_what_kept_tests_from_running_has_its_own_kind(command: str, exit_code: int, stderr: str, kind: str) -> None:
+    assert find(command, exit_code, "", stderr).error_kind == kind

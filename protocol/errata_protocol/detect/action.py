@@ -270,6 +270,11 @@ class Action:
         """Whether the action calls a tool that reports errors on standard output: tests, merges, patches, builds."""
         return any(_reports(call) for call in self.invocations)
 
+    @cached_property
+    def runs_tests(self) -> bool:
+        """Whether the action seems to run tests: a runner, or a target with such a name (``npm run test:unit``)."""
+        return any(_runs_tests(call) for call in self.invocations)
+
     def line_span(self, start: int, end: int, line: int) -> tuple[int, int] | None:
         """Return the span of line ``line`` of the text ``[start, end)``, without its indentation; None if it is blank
         or missing."""
@@ -304,6 +309,36 @@ def _reports(call: Invocation) -> bool:
     if call.program in ("go", "node"):
         return any(a in ("test", "--test") for a in call.arguments[:3])
     return _REPORTERS.match(call.program) is not None
+
+
+_TESTS = re.compile(
+    r"(?:.*[:._-])?(?:e2e|unit|integration)?(?:tests?|specs?|eunit|ct)(?:[:_(-].*)?$|test[A-Z]|.*[a-z]Tests?$|"
+    r"(?:jest|vitest|mocha|ava|tap|tape|karma|jasmine|cypress|playwright|busted|bats|prove|ctest|behave|cucumber|robot|"
+    r"pest|phpunit|codecept|behat|nose2|nosetests|tox|nox|pytest|py\.test|trial|minitest|gotestsum|ginkgo|testthat)$"
+)
+"""A runner of tests, or a target that runs them: ``test``, ``test:unit``, ``testDebugUnitTest``."""
+
+_MAX_TARGETS = 8
+_CHECKERS = frozenset({"make", "gmake", "gradle", "gradlew"})
+"""Programs whose target ``check`` runs tests."""
+
+_NO_RUNNERS = frozenset(
+    {"git", "cd", "test", "[", "docker", "podman", "kubectl", "apt", "apt-get", "pip", "pip3", "ssh"}
+)
+
+
+def is_test_target(word: str) -> bool:
+    """Return whether a word is the name of a runner of tests, or of a target or script that runs them."""
+    return _TESTS.match(word[:200]) is not None
+
+
+def _runs_tests(call: Invocation) -> bool:
+    if call.program in _NO_RUNNERS and not call.local:
+        return False
+    if call.program in _NEVER_RAISE or call.program in _DATA_PRINTERS:
+        return False
+    words = (call.program, *(w for w in call.arguments[:_MAX_TARGETS] if "/" not in w and not w.startswith("-")))
+    return any(is_test_target(word) for word in words) or (call.program in _CHECKERS and "check" in words)
 
 
 _DATA_PRINTERS = frozenset(

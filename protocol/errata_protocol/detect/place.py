@@ -19,7 +19,7 @@ from errata_protocol.markers import ErrorSite, SiteSource
 INLINE_FILES = frozenset({"<string>", "<stdin>", "[eval]", "[eval]-wrapper", "[stdin]", "-e", "-"})
 _FOREIGN = re.compile(
     r"site-packages|dist-packages|node_modules|/\.?venv/|^/usr/|^/opt/|^/lib|^<frozen|^node:|^internal/[\w/]+(?:\.js)?$|/lib/python3|"
-    r"/\.cargo/|/rustc/|-wrapper$|^<(?!string>|stdin>)|^\(eval"
+    r"/\.cargo/|/rustc/|/ruby/\d[\d.]*/|-wrapper$|^<(?!string>|stdin>)|^\(eval"
 )
 
 Span = tuple[int, int]
@@ -169,10 +169,11 @@ def _inline_code(turn: Turn, file: str) -> Iterator[Span]:
             if word is not None:
                 yield word.inner
         elif family in ("python", "node", "perl", "ruby"):
-            yield from _stdin_code(turn, call)
+            yield from stdin_code(turn, call)
 
 
-def _stdin_code(turn: Turn, call: Invocation) -> Iterator[Span]:
+def stdin_code(turn: Turn, call: Invocation) -> Iterator[Span]:
+    """Yield the spans of what the action gives a call on standard input: a here-document, a here-string, an echo."""
     for redirect in call.simple.redirects:
         if redirect.body is not None:
             yield redirect.body

@@ -31,6 +31,8 @@ _RUBY = re.compile(
 )
 _RUBY_TOP = re.compile(r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+): (?P<text>.*) \((?P<type>[A-Z][\w:]*)\)$")
 _RUBY_FRAME = re.compile(r"^\s*from (?P<file>[^\s:][^:]{0,300}):(?P<line>\d+):in ")
+_RAKE = re.compile(r"^(?P<type>[A-Z]\w*(?:::\w+)*): (?P<text>.*)$")
+_RAKE_FRAME = re.compile(r"^(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+):in ")
 _PERL = re.compile(r"^(?P<text>.*) at (?P<file>\S{1,300}) line (?P<line>\d{1,9})(?:\.|,.*)$")
 _PHP = re.compile(
     r"^(?:PHP )?(?P<type>Fatal error|Parse error|Warning):\s+(?P<text>.*?)(?: in (?P<file>\S+)(?: on line |"
@@ -83,6 +85,9 @@ def find_crash(lines: Sequence[str], is_plausible: Callable[[str], bool]) -> Cra
 
 
 def _at(lines: Sequence[str], index: int, line: str) -> Crash | None:
+    if index and lines[index - 1].endswith(" aborted!") and (match := _RAKE.match(line)):  # rake, rails
+        frames = _frames(lines, index + 1, _RAKE_FRAME)
+        return Crash("ruby", match.group("type"), match.group("text"), line, frames)
     if "Error" in line or "Exception" in line:
         match = _NODE_ERROR.match(line)
         if match:

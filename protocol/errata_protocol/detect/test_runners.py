@@ -6,62 +6,10 @@ A line of code is looked for in that part alone: the rest of the report belongs 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-MAX_LINES = 400
-"""How many lines of a test's part are read."""
-
-Part = Callable[[Sequence[str], int, re.Match[str]], Sequence[str]]
-"""Returns the lines that belong to a failing test, from all lines, the index of the test's line and its match."""
-
-
-@dataclass(frozen=True, slots=True)
-class Runner:
-    """A test runner.
-
-    Args:
-        name: Its name, for the documentation.
-        failed: Matches a line that reports failures in a run.
-        tests: Match a line that stands for a failing test, with the group ``id`` if it names the test, and ``file`` if
-            a whole file failed. The first pattern that matches any line decides. Empty if the runner prints no names.
-        frame: Matches a line with ``file`` and ``line`` of the failure.
-        part: Finds the lines in which ``frame`` and ``whole_file`` are looked for.
-        heading: Matches the line before the test's line; None if any line may stand there.
-        whole_file: Matches a line with ``file`` alone, for a failure without a frame of the workspace.
-        not_run: Matches a line of ``failed`` that stands for tests that could not be built.
-    """
-
-    name: str
-    failed: re.Pattern[str]
-    tests: tuple[re.Pattern[str], ...] = ()
-    frame: re.Pattern[str] | None = None
-    part: Part = lambda lines, first, test: lines[first + 1 : first + 1 + MAX_LINES]
-    heading: re.Pattern[str] | None = None
-    whole_file: re.Pattern[str] | None = None
-    not_run: re.Pattern[str] | None = None
-
-    def first_failing(self, lines: Sequence[str]) -> tuple[int, re.Match[str]] | None:
-        """Return the index and the match of the line that stands for the first failing test, None without one."""
-        for pattern in self.tests:
-            for index, line in enumerate(lines):
-                headed = self.heading is None or (index > 0 and self.heading.match(lines[index - 1]))
-                if headed and (match := pattern.match(line)):
-                    return index, match
-        return None
-
-
-def _until(lines: Sequence[str], start: int, end: re.Pattern[str]) -> Sequence[str]:
-    """Return the lines from ``start`` on, before the next one that matches ``end``."""
-    stop = min(len(lines), start + MAX_LINES)
-    return lines[start : next((i for i in range(start, stop) if end.match(lines[i])), stop)]
-
-
-def _below(end: str) -> Part:
-    """Return the part from the test's line, with it, to the next line that matches ``end``."""
-    pattern = re.compile(end)
-    return lambda lines, first, test: (lines[first], *_until(lines, first + 1, pattern))
-
+from errata_protocol.detect.jvm_runners import JVM_RUNNERS
+from errata_protocol.detect.runner import Runner, above, below, until
 
 _GO_LOG = re.compile(r"^=== (?:RUN|CONT|NAME|PAUSE) +(?P<id>\S+)")
 _GO_VERDICT = re.compile(r"^\s*--- (?P<verdict>[A-Z]+): (?P<id>\S+)")
@@ -76,7 +24,7 @@ def _go_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[
     panicked, the frames of its goroutine come before all logs.
     """
     start = next((i + 1 for i in range(first - 1, -1, -1) if _GO_PACKAGE.match(lines[i])), 0)
-    package = _until(lines[start:], first - start, _GO_PACKAGE)
+    package = until(lines[start:], first - start, _GO_PACKAGE)
     package = (*lines[start:first], *package)
     verdicts = [m for line in package if (m := _GO_VERDICT.match(line)) and m["verdict"] == "FAIL"]
     subtests = {m["id"] for m in verdicts if m["id"].startswith(f"{test['id']}/")}
@@ -120,6 +68,7 @@ def _go_frames(log: Sequence[str], stacks: Sequence[str]) -> Sequence[str]:
     return [line for file, line in frames if not any(part in file for part in foreign)]
 
 
+_RUST_PANIC = re.compile(r"panicked at (?:'.*', )?(?P<file>[^\s:]+\.rs):(?P<line>\d+)")
 _CARGO_NAME = re.compile(r"^test (?P<name>.+) \.\.\. FAILED")
 _CARGO_END = re.compile(r"^---- .* ----$|^failures:$")
 
@@ -131,7 +80,7 @@ def _cargo_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequen
     headings = {f"---- {each} {stream} ----" for each in names for stream in ("stdout", "stderr")}
     at = next((i for i in range(first, len(lines)) if lines[i] in headings), None)
     if at is not None:
-        return _until(lines, at + 1, _CARGO_END)
+        return until(lines, at + 1, _CARGO_END)
     return [line for line in lines if line.startswith(f"thread '{test['id']}' ")]
 
 
@@ -141,7 +90,7 @@ _JEST_FILE_END = re.compile(r"^(?:FAIL|PASS) |^Test Suites: ")
 
 def _jest_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
     """Return the report of a test, or of a file that failed as a whole."""
-    return _until(lines, first + 1, _JEST_END if "id" in test.groupdict() else _JEST_FILE_END)
+    return until(lines, first + 1, _JEST_END if "id" in test.groupdict() else _JEST_FILE_END)
 
 
 _VITEST_FAILED = re.compile(r"^\s*FAIL +\S")
@@ -154,7 +103,7 @@ def _vitest_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Seque
     if not _VITEST_FAILED.match(lines[first]):
         return ()
     start = next((i for i in range(first, len(lines)) if not _VITEST_FAILED.match(lines[i])), len(lines))
-    return _until(lines, start, _VITEST_END)
+    return until(lines, start, _VITEST_END)
 
 
 _MOCHA_FAILED = re.compile(r"^\s+\d+ failing$")
@@ -169,7 +118,7 @@ def _mocha_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequen
     for index in range(max(at, first), len(lines)):
         detailed = _MOCHA_TEST.match(lines[index])
         if detailed and listed and detailed["number"] == listed["number"]:
-            return _until(lines, index + 1, _MOCHA_TEST)
+            return until(lines, index + 1, _MOCHA_TEST)
     return ()
 
 
@@ -182,7 +131,7 @@ def _node_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequenc
     if at is not None and first < at:
         named = (i for i in range(at + 1, len(lines)) if (m := _NODE_TEST.match(lines[i])) and m["id"] == test["id"])
         first = next(named, len(lines))
-    return _until(lines, first + 1, _NODE_END)
+    return until(lines, first + 1, _NODE_END)
 
 
 _RSPEC_NUMBER = re.compile(r"^  \d+\) ")
@@ -196,7 +145,7 @@ def _rspec_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequen
     for index, line in enumerate(lines[:first]):
         number = _RSPEC_NUMBER.match(line)
         if number and description and line[number.end() :] == description:
-            return _until(lines, index + 1, _RSPEC_END)
+            return until(lines, index + 1, _RSPEC_END)
     return ()
 
 
@@ -204,6 +153,17 @@ def _prove_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequen
     """Return the diagnostics in which a test file names itself; they stand before the summary, or on another stream."""
     del first
     return [line for line in lines if line.startswith("#") and f" at {test['id']} line " in line]
+
+
+_EXUNIT_END = re.compile(r"^ +\d+\) \S|^Finished in ")
+
+
+def _exunit_part(lines: Sequence[str], first: int, test: re.Match[str]) -> Sequence[str]:
+    """Return the details of a failure, first the frames: below the test's name stands where it begins."""
+    del test
+    part = until(lines, first + 1, _EXUNIT_END)
+    frames = next((i for i, line in enumerate(part) if line.strip() == "stacktrace:"), len(part))
+    return [*part[frames:], *part]
 
 
 _NODE_FILE = r"(?P<file>/[^():\s]+|[^():\s]+\.\w+):(?P<line>\d+):\d+"
@@ -223,9 +183,21 @@ RUNNERS = (
     Runner(
         "cargo test",
         re.compile(r"^test result: FAILED\."),
-        (re.compile(r"^test (?P<id>\S+)(?: - .*)? \.\.\. FAILED"),),
-        re.compile(r"panicked at (?:'.*', )?(?P<file>[^\s:]+\.rs):(?P<line>\d+)"),
+        (
+            re.compile(r"^test (?P<id>\S+)(?: - .*)? \.\.\. FAILED"),
+            re.compile(r"^(?P<id>\S+)(?: - .*)? --- FAILED"),  # with -q, as the next two
+            re.compile(r"^---- (?P<id>\S+)(?: - .*)? std(?:out|err) ----$"),
+            re.compile(r"^    (?P<id>[\w:]+)$"),
+        ),
+        _RUST_PANIC,
         _cargo_part,
+    ),
+    Runner(
+        "cargo nextest",
+        re.compile(r"^\s*Summary \[[^\]]*\] .*\b[1-9]\d* failed"),
+        (re.compile(r"^\s*(?:TRY \d+ )?FAIL \[[^\]]*\] (?:\([^()]*\) )?(?P<id>\S.*)"),),
+        _RUST_PANIC,
+        below(r"^\s+(?:PASS|FAIL|SLOW|Summary) \["),
     ),
     Runner(
         "jest",
@@ -268,17 +240,45 @@ RUNNERS = (
         _node_part,
     ),
     Runner(
+        "deno test",
+        re.compile(r"^FAILED \| \d+ passed"),
+        (re.compile(r"^(?P<id>\S.*) => \S+:\d+:\d+$"), re.compile(r"^(?P<id>\S.*) \.\.\. FAILED \(")),
+        _NODE_FRAME,
+        below(r"^\S.* => \S+:\d+:\d+$|^ FAILURES|^FAILED \| "),
+    ),
+    Runner(
+        "bun test",
+        re.compile(r"^ +[1-9]\d* fail$"),
+        (re.compile(r"^(?:✗|\(fail\)) (?P<id>.*?\S)(?: \[[\d.]+m?s\])?$"),),
+        _NODE_FRAME,
+        above(r"^(?:[✓✗]|\((?:pass|fail)\)) |^\S+:$"),
+    ),
+    Runner(
+        "jasmine",
+        re.compile(r"^\d+ specs?, [1-9]\d* failures?"),
+        (re.compile(r"^\d+\) (?P<id>\S.*)"),),
+        _NODE_FRAME,
+        below(r"^\d+\) |^\d+ specs?, "),
+    ),
+    Runner(
+        "playwright",
+        re.compile(r"^ +[1-9]\d* failed$"),
+        (re.compile(r"^ +\d+\) (?P<id>\S.*:\d+:\d+ › .*?)(?: ─+)?$"),),
+        _NODE_FRAME,
+        below(r"^ +\d+\) .*:\d+:\d+ › |^ +\d+ failed$"),
+    ),
+    Runner(
         "TAP",
         re.compile(r"^not ok \d+"),
         (re.compile(r"^not ok \d+(?!.*# (?:TODO|todo)\b) -? ?(?P<id>.*\S)"),),
         _TAP_FRAME,
-        _below(r"^\s*(?:not )?ok \d"),
+        below(r"^\s*(?:not )?ok \d"),
     ),
     Runner(
         "rspec",
         re.compile(r"^\d+ examples?, [1-9]\d* failures?"),
-        (re.compile(r"^rspec '?(?P<id>[^\s']+(?::\d+|\]))"),),
-        re.compile(r"^\s+# (?P<file>\./\S+?):(?P<line>\d+)(?::in|$)"),
+        (re.compile(r"^(?:rspec|crystal spec) '?(?P<id>[^\s']+(?::\d+|\]))"),),
+        re.compile(r"^\s+# (?P<file>(?:\./|spec/)\S+?):(?P<line>\d+)(?::|$)"),
         _rspec_part,
     ),
     Runner(
@@ -286,14 +286,14 @@ RUNNERS = (
         re.compile(r"^\d+ tests, \d+ assertions, (?:[1-9]\d* failures|\d+ failures, [1-9]\d* errors), .*pendings"),
         (re.compile(r"^(?:Failure|Error): (?P<id>test[\w: ]*\([\w:]+\))"),),
         re.compile(r"(?P<file>[\w./-]+\.rb):(?P<line>\d+)"),
-        _below(r"^=====|^(?:Failure|Error|Omission|Pending|Notification): |^\d+ tests, "),
+        below(r"^=====|^(?:Failure|Error|Omission|Pending|Notification): |^\d+ tests, "),
     ),
     Runner(
         "minitest",
         re.compile(r"^\d+ (?:runs|tests), \d+ assertions, (?:[1-9]\d* failures|\d+ failures, [1-9]\d* errors)"),
         (re.compile(r"^(?P<id>[A-Za-z][^#\[]*#(?:.+?(?= \[[^\]\[]+:\d+\]:|:$)|\w+)|test_\w+\([\w:]+\))"),),
         re.compile(r"\[?(?P<file>[\w./-]+\.rb):(?P<line>\d+)\]?"),
-        _below(r"^\s*(?:\d+\) )?(?:Failure|Error|Skipped|Omission|Pending):|^\d+ (?:runs|tests), "),
+        below(r"^\s*(?:\d+\) )?(?:Failure|Error|Skipped|Omission|Pending):|^\d+ (?:runs|tests), "),
         heading=re.compile(r"^\s*(?:\d+\) )?(?:Failure|Error):$"),
     ),
     Runner(
@@ -315,22 +315,116 @@ RUNNERS = (
         re.compile(r'^File "(?P<file>[^"]+)", line (?P<line>\d+), in '),
         lambda lines, first, test: (lines[first],),
     ),
-    Runner(
-        "junit",
-        re.compile(r"^(?:\[ERROR\] )?Tests run: \d+, +Failures: (?:[1-9]|\d+, +Errors: [1-9])"),
-        (re.compile(r"^(?:\[ERROR\] )?\s*(?:\d+\) )?(?P<id>[\w.]+[.(]\w+\)?)(?:[: ].*(?:<<<|FAIL|expected)|$)"),),
-    ),
+    *JVM_RUNNERS,
     Runner(
         "phpunit",
         re.compile(r"^Tests: \d+, Assertions: \d+, (?:Failures|Errors): [1-9]"),
         (re.compile(r"^\d+\) (?P<id>\S+::\S+)"),),
         re.compile(r"^(?P<file>/\S+\.php):(?P<line>\d+)$"),
-        _below(r"^\d+\) |^--$"),
+        below(r"^\d+\) |^--$"),
+    ),
+    Runner(
+        "pest",
+        re.compile(r"^  Tests: +[1-9]\d* failed"),
+        (re.compile(r"^   (?:FAILED|⨯) +(?P<id>\S.*\S)"),),
+        re.compile(r"^  at (?P<file>[^\s:]+\.php):(?P<line>\d+)$"),
+        below(r"^   FAILED +|^  Tests: "),
     ),
     Runner(
         "googletest",
         re.compile(r"^\[  FAILED  \] \d+ tests?"),
         (re.compile(r"^\[  FAILED  \] (?P<id>\S+\.\S+?)(?: \(\d+ ms\))?$"),),
+        re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+): Failure$"),
+        above(r"^\[ RUN      \] "),
+    ),
+    Runner(
+        "catch2, doctest.h, boost.test",
+        re.compile(
+            r"^(?:\[doctest\] )?test cases: .*\b[1-9]\d* failed|^\*\*\* [1-9]\d* failures? (?:is|are) detected in "
+        ),
+        (
+            re.compile(r'^\S+\(\d+\): (?:fatal )?error: in "(?P<id>[^"]+)": '),
+            re.compile(r"^\S+:\d+: (?:FAILED|(?:FATAL )?ERROR):"),
+        ),
+        re.compile(r"^(?P<file>[^\s:(]+)[:(](?P<line>\d+)\)?: "),
+        lambda lines, first, test: (lines[first],),
+    ),
+    Runner(
+        "XCTest",
+        re.compile(r"^\s*Executed \d+ tests?, with [1-9]\d* failures?"),
+        (re.compile(r"^/[^:]+:\d+: error: (?P<id>-\[[^\]]+\]|\S+) : "),),
+        re.compile(r"^(?P<file>/[^:]+):(?P<line>\d+): error: "),
+        lambda lines, first, test: (lines[first],),
+    ),
+    Runner(
+        "swift testing",
+        re.compile(r"^\S Test run with \d+ tests?\b.* failed after "),
+        (re.compile(r"^\S Test (?P<id>.+?) recorded an issue"),),
+        re.compile(r" at (?P<file>[^\s:]+\.swift):(?P<line>\d+)"),
+        lambda lines, first, test: (lines[first],),
+    ),
+    Runner(
+        "dart test",
+        re.compile(r"^\d\d:\d\d .*: Some tests failed\.$"),
+        (re.compile(r"^\d\d:\d\d [-+~\d ]+: (?P<id>.*\S) \[E\]$"),),
+        re.compile(r"^(?:\s+|#\d+ .*\((?:file://)?)(?P<file>[^\s:()]+\.dart)[ :](?P<line>\d+)"),
+        below(r"^\d\d:\d\d [-+~\d ]+: "),
+    ),
+    Runner(
+        "ExUnit",
+        re.compile(r"^(?:\d+ \w+, )*\d+ tests?, (?:[1-9]\d* failures?(?:,|$)|0 failures, .*\b[1-9]\d* invalid)"),
+        (
+            re.compile(r"^ +\d+\) (?P<id>\S.* \([\w.]+\))$"),
+            re.compile(r"^ +\d+\) (?P<id>[\w.]+): failure on setup_all callback"),
+        ),
+        re.compile(r"^ +(?P<file>[^\s:()]+\.exs?):(?P<line>\d+)(?::|$)"),
+        _exunit_part,
+    ),
+    Runner(
+        "hspec",
+        re.compile(r"^\d+ examples?, [1-9]\d* failures?"),
+        (re.compile(r"^  \d+\) (?P<id>\S.*)"),),
+        re.compile(r"^  (?P<file>\S+\.hs):(?P<line>\d+):\d+:$"),
+        above(r"^\s*$"),
+        heading=re.compile(r"^  \S+\.hs:\d+:\d+:$"),
+    ),
+    Runner(
+        "bats",
+        re.compile(r"^\d+ tests?, [1-9]\d* failures?"),
+        (re.compile(r"^ ✗ (?P<id>\S.*)"),),
+        re.compile(r"in (?:test )?file (?P<file>[^\s,]+), line (?P<line>\d+)"),
+        below(r"^ [✓✗-] "),
+    ),
+    Runner(
+        "clojure.test",
+        re.compile(r"^(?:[1-9]\d* failures?, \d+ errors?|0 failures, [1-9]\d* errors?)\."),
+        (re.compile(r"^(?:FAIL|ERROR) in \((?P<id>\S+)\) \("),),
+        re.compile(r"\((?P<file>[\w./-]+\.clj[cs]?):(?P<line>\d+)\)$"),
+        lambda lines, first, test: (lines[first],),
+    ),
+    Runner(
+        "julia",
+        re.compile(r"^ERROR: .*Some tests did not pass: "),
+        (re.compile(r"^(?:\S+: )?(?:Test Failed|Error During Test) at \S+:\d+$"),),
+        re.compile(r" at (?P<file>\S+):(?P<line>\d+)$"),
+        lambda lines, first, test: (lines[first],),
+    ),
+    Runner(
+        "busted",
+        re.compile(r"^\d+ success(?:es)? / (?:[1-9]\d* failures?|0 failures / [1-9]\d* errors?)\b"),
+        (re.compile(r"^(?:Failure|Error) → \S+ @ \d+$"),),
+        re.compile(r"^(?P<file>[^\s:]+\.lua):(?P<line>\d+): "),
+        below(r"^(?:Failure|Error|Pending) → "),
+    ),
+    Runner(
+        "EUnit",
+        re.compile(r"^\d+ tests, [1-9]\d* failures|^  Failed: [1-9]\d*\. "),
+        (
+            re.compile(r"^ +\d+\) (?P<id>\w+:\w+/\d+)"),
+            re.compile(r"^\s*(?P<id>\w+: ?(?:\d+: )?\w+).*\.\.\.\*failed\*$"),
+        ),
+        re.compile(r"(?:%% |\()(?P<file>[^\s:(),]+\.erl)(?::|, line )(?P<line>\d+)"),
+        below(r"^ +\d+\) |^Finished in |\.\.\.\*failed\*$|^====="),
     ),
     Runner(
         "dotnet test",
@@ -338,6 +432,6 @@ RUNNERS = (
         (re.compile(r"^\s+Failed (?P<id>\S.*?) \[(?:< )?\d[\d.,msh ]*\]$"),),
         # Packages name the files of the machine that built them.
         re.compile(r"^\s+at .* in (?!/_/|/home/runner/|/__w/)(?P<file>/[^:]+\.(?:cs|fs|vb)):line (?P<line>\d+)$"),
-        _below(r"^\s+(?:Failed|Passed|Skipped) \S.* \[|^Failed!  - |^Test Run Failed\.$|^\[xUnit\.net "),
+        below(r"^\s+(?:Failed|Passed|Skipped) \S.* \[|^Failed!  - |^Test Run Failed\.$|^\[xUnit\.net "),
     ),
 )

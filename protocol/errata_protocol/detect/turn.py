@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 
-from errata_protocol.detect.action import Action, ends_in_python, may_raise
+from errata_protocol.detect.action import Action, ends_in_python, is_test_target, may_raise
 from errata_protocol.detect.agent_files import AgentFiles
+from errata_protocol.detect.prefixes import without_prefixes
 from errata_protocol.detect.python_traceback import Traceback, find_tracebacks, unwrapped
 from errata_protocol.detect.stacks import Crash, find_crash
 from errata_protocol.detect.test_report import TestReport, find_report
-from errata_protocol.detect.text import bounded_lines
+from errata_protocol.detect.text import bounded_lines, quoted
 from errata_protocol.detect.word_index import WordIndex
 
 MAX_WORK = 100_000
@@ -29,6 +30,16 @@ _NEXT_ERROR = re.compile(r"usage: |[\w.-]+\.py: error: ", re.IGNORECASE)
 
 _USAGE_STATUS = 2
 """The status of argparse and click; an exception that ends a program gives 1."""
+
+_TITLES = ("Error: ", "Warning: ")
+_SPOKEN = re.compile(
+    r"(?![\w.]*(?:Error|Exception)\b)(?:-|[a-z_./])[\w./+-]*(?:\[\d+\])?: |error\b|ERROR: |[Uu]sage: |"
+    r"(?:failed to|cannot|can't|could not|unable to|open|stat|mkdir|fork/exec) "
+)
+"""``PROGRAM: MESSAGE``, and how runners complain of their own arguments."""
+
+_MAX_CALLS = 100
+"""How many calls of an action, and arguments of one, are compared with the words of a test report."""
 
 _MAX_MESSAGE = 40
 """How many lines the message of an error of node is read for, as many as its frames."""
@@ -92,11 +103,12 @@ class Turn:
         is_host_file: Callable[[str], bool] | None = None,
     ) -> Turn:
         """Build a turn from complete streams of any size."""
+        out, err = without_prefixes(bounded_lines(stdout), bounded_lines(stderr))
         return cls(
             Action(command),
             exit_code,
-            bounded_lines(stdout),
-            bounded_lines(stderr),
+            out,
+            err,
             timed_out=timed_out,
             limit_hit=limit_hit,
             cwd=cwd,
@@ -230,10 +242,46 @@ class Turn:
         for traceback in self.tracebacks:
             masked.update(range(traceback.first, traceback.last + 1))
         masked.update(self._message_lines())
+        masked.update(self._boxed_warnings())
         for index, line in enumerate(self.lines):
             if ": " in line and _WARNING.match(line):
                 masked.update((index, index + 1) if self._is_source(index + 1) else (index,))
         return tuple(line for index, line in enumerate(self.lines) if line and index not in masked)
+
+    def _boxed_warnings(self) -> list[int]:
+        """Return the indices of the lines of warnings before or after which the same program reports an error.
+
+        Terraform's warnings and errors have a title and several paragraphs.
+        """
+        titles = [i for i, line in enumerate(self.lines) if line.startswith(_TITLES)]
+        if not any(self.lines[i].startswith(_TITLES[0]) for i in titles):
+            return []
+        masked: list[int] = []
+        for at, end in zip(titles, (*titles[1:], len(self.lines)), strict=True):
+            if self.lines[at].startswith(_TITLES[1]) and at + 1 < end and not self.lines[at + 1]:
+                box = next((i for i in range(at, end) if self.lines[i] == "╵"), min(end, at + _MAX_MESSAGE))
+                masked.extend(range(at, box))
+        return masked
+
+    def spoken(self, line: str) -> bool:
+        """Return whether ``line`` may be the message of a program about its own work.
+
+        In a run of tests most lines are a report: of what tests did, with the texts of the errors that they met. There
+        only what a shell or a program says under its name counts, and what names an option or a path of the action.
+        """
+        if not self.action.runs_tests or _SPOKEN.match(line):
+            return True
+        if not self._operands.isdisjoint(quoted(line)):
+            return True
+        tokens = {token.strip("'\"`,;:()[]") for token in line.split()}
+        return any(("/" in t or "." in t or t.startswith("--")) and t in self._operands for t in tokens)
+
+    @cached_property
+    def _operands(self) -> frozenset[str]:
+        """Arguments of the action's calls, options with and without dashes and value; without the names of targets."""
+        values = [value for call in self.action.invocations[:_MAX_CALLS] for value in call.arguments[:_MAX_CALLS]]
+        options = {each.lstrip("-").partition("=")[0] for each in values if each.startswith("--")}
+        return frozenset(each for each in {*values, *options} if len(each) > 1 and not is_test_target(each))
 
     def _is_source(self, index: int) -> bool:
         """Return whether a line may be the line of code that Python prints below a warning."""

@@ -139,6 +139,8 @@ def _arguments(turn: Turn) -> Finding | None:
             match = phrase.pattern.search(line)
             if match is None:
                 continue
+            if not turn.spoken(line):
+                break
             fired = True
             if not turn.spend(look_at_calls):
                 return Finding()

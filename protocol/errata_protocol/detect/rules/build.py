@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+from errata_protocol.detect.compilers import diagnostics
+from errata_protocol.detect.image_builds import builds_image, failed_instruction, image_failed
 from errata_protocol.detect.place import argument_span, is_own, relative_file, site
 from errata_protocol.detect.rules.rule import Finding, Rule
 from errata_protocol.detect.test_runners import GO_NOT_BUILT
@@ -11,18 +14,7 @@ from errata_protocol.detect.text import quoted
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind, ErrorSite
 
-_GCC = re.compile(
-    r"^(?P<file>[^\s:][^:\n]{0,400}):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal |internal compiler )?[Ee]rror\b:?"
-)
-_RUST = re.compile(r"^error(?:\[E\d+\])?: ")
-_RUST_ARROW = re.compile(r"^\s*--> (?P<file>[^:]+):(?P<line>\d+):(?P<column>\d+)$")
 _GO = re.compile(r"^(?:vet: )?(?P<file>\.{0,2}/?[\w./-]+\.go):(?P<line>\d+):(?:(?P<column>\d+):)? ")
-_TSC = re.compile(r"^(?P<file>[^\s(:][^(:]{0,300})[(:](?P<line>\d+)[,:](?P<column>\d+)\)?(?::| -) error TS\d+")
-_MAVEN = re.compile(r"^\[ERROR\] (?P<file>/\S+\.\w+):\[(?P<line>\d+),(?P<column>\d+)\]")
-_MSBUILD = re.compile(
-    r"^\s*(?P<file>[^\s(:][^(:]{0,300})\((?P<line>\d+)(?:,(?P<column>\d+))?(?:,\d+,\d+)?\) ?: "
-    r"(?:fatal )?error [A-Z]+\d+: "
-)
 _CMAKE = re.compile(r"^CMake Error(?: at (?P<file>[^:]+):(?P<line>\d+))?")
 _LINK = re.compile(
     r"undefined reference to|ld returned \d+ exit status|multiple definition of|cannot find -l|"
@@ -37,7 +29,8 @@ _MAKE = re.compile(r"^(?:g|re)?make(?:\[\d+\])?: \*\*\* ")
 _MAKE_PLACE = re.compile(r"\*\*\* \[(?P<file>[^:\]]+):(?P<line>\d+): ")
 _OTHER = re.compile(
     r"^ninja: (?:build stopped|error)|^error: (?:could not compile|linking with|aborting due to)|"
-    r"^FAILURE: Build failed|^BUILD FAILED|"
+    r"^FAILURE: Build failed|^BUILD FAILED|^== Compilation error in file |^===> Compiling .* failed$|"
+    r"^error: builder for '|^could not compile dependency |"
     r"^\[ERROR\] COMPILATION ERROR|error: command '\S+' failed with exit|Failed building wheel|^collect2: |"
     r"^compilation terminated\.|"
     r"^\d+ errors? generated\.$|^\d+ errors?$|^cc1\w*: |: fatal error: |^lto1: "
@@ -47,22 +40,32 @@ _NOT_COMPILED = re.compile(r"\.(?:pyi?|txt|log|json|md|ya?ml)$")
 
 
 def _build(turn: Turn) -> Finding | None:
-    if not turn.mentions("error", "***", "undefined", "multiple definition", "cannot find -l", "# ", "compil", "vet:"):
+    if not turn.mentions(
+        *(
+            "error",
+            "***",
+            "undefined",
+            "multiple definition",
+            "cannot find -l",
+            "# ",
+            "compil",
+            "vet:",
+            "build",
+            "non-zero",
+        )
+    ):
         return None
     go_tests = turn.mentions("[build failed]") and any(GO_NOT_BUILT.match(line) for line in turn.reported)
     lines = turn.reported if go_tests or _builds(turn) else turn.messages
     found: list[ErrorSite] = []
     fallback: list[ErrorSite] = []
     fired = False
-    go = (
-        go_tests
-        or any(c.program == "go" for c in turn.action.invocations)
-        or any(x.startswith("# ") for x in turn.stderr)
-    )
+    go = go_tests or any(c.program == "go" for c in turn.action.invocations) or any(x.startswith("# ") for x in lines)
+    image: str | None = None
     for index, line in enumerate(lines):
-        place = _place(turn, line, lines[index : index + 6], go=go)
+        place = _place(turn, lines, index, go=go)
         if place is not None:
-            found.append(place)
+            (found if place.line else fallback).append(place)
             fired = True
         elif _LINK.search(line):
             fired = True
@@ -76,6 +79,9 @@ def _build(turn: Turn) -> Finding | None:
             fallback.extend(_make(turn, line))
         elif line.startswith("CMake Error") and not _is_about_arguments(line):
             fired = True
+        elif image_failed(line):
+            fired = True
+            image = image or line
         elif _OTHER.search(line) and not _is_driver_argument(lines, line):
             fired = True
             missing = _NO_SOURCE.match(line)
@@ -83,66 +89,63 @@ def _build(turn: Turn) -> Finding | None:
             fallback += [site(line, span=span)] if span else []
     if not fired:
         return None
+    if image is not None:
+        found = _in_image(turn, lines, image, found)
     return Finding(tuple(dict.fromkeys([*found, *([] if found else fallback)]))[:20])
 
 
+def _in_image(turn: Turn, lines: Sequence[str], image: str, found: list[ErrorSite]) -> list[ErrorSite]:
+    """Return the sites of a failed build of an image: a file of the image is behind the instruction that read it."""
+    instruction = failed_instruction(lines)
+    if instruction is None:
+        return found
+    here = [each for each in found if each.file and not each.file.startswith("/")]
+    where = site(image, file=relative_file(turn, instruction.file), number=instruction.line)
+    return [*here, where, *(each for each in found if each not in here)]
+
+
 def blames_file(turn: Turn) -> bool:
-    """Return whether a compiler, a linker or a build tool names a file that it could not build."""
+    """Return whether a compiler or a linker names a file that it could not build; the makefile's line says nothing of
+    that."""
     found = _build(turn)
-    return found is not None and any(each.file for each in found.sites)
+    return found is not None and any(each.file and not _MAKE.match(each.message or "") for each in found.sites)
+
+
+_BUILDERS = frozenset(
+    (
+        *("make", "gmake", "cmake", "ninja", "meson", "bazel", "msbuild", "dotnet", "mvn", "mvnw", "gradle", "gradlew"),
+        *("sbt", "mill", "tsc", "npm", "npx", "yarn", "pnpm", "bun", "deno", "lerna", "turbo", "nx", "go", "cargo"),
+        *("mix", "rebar3", "swift", "zig", "dart", "flutter", "dune", "gleam"),
+    )
+)
 
 
 def _builds(turn: Turn) -> bool:
     """Return whether the action calls a tool that reports compiler errors on standard output."""
-    tools = {
-        "make",
-        "gmake",
-        "cmake",
-        "ninja",
-        "tsc",
-        "npm",
-        "yarn",
-        "pnpm",
-        "mvn",
-        "gradle",
-        "gradlew",
-        "meson",
-        "go",
-        "npx",
-        "cargo",
-        "bazel",
-        "dotnet",
-        "msbuild",
-    }
-    return any(c.program in tools for c in turn.action.invocations)
+    return any(c.program in _BUILDERS or builds_image(c) for c in turn.action.invocations)
 
 
-def _place(turn: Turn, line: str, ahead: tuple[str, ...], *, go: bool) -> ErrorSite | None:
-    """Return the site of a compiler's error line, or None."""
-    for pattern in (_TSC, _MSBUILD, _MAVEN, _GCC):
-        match = pattern.match(line)
-        if match and not _NOT_COMPILED.search(match.group("file")) and is_own(turn, match.group("file")):
-            return _located(turn, line, match)
+def _place(turn: Turn, lines: Sequence[str], index: int, *, go: bool) -> ErrorSite | None:
+    """Return the site of a compiler's error in line ``index``, or None."""
+    line = lines[index]
+    for found in diagnostics(lines, index):
+        if not _NOT_COMPILED.search(found.group("file")) and is_own(turn, found.group("file")):
+            return _located(turn, line, found)
     if go and (match := _GO.match(line)) and not re.search(r"(?:syntax error|expected '|--- FAIL)", line):
         return _located(turn, line, match)
-    if _RUST.match(line):
-        for item in ahead[1:4]:
-            arrow = _RUST_ARROW.match(item)
-            if arrow:
-                return _located(turn, line, arrow)
-    match = _CMAKE.match(line)
-    if match and match.group("file"):
-        return site(line, file=relative_file(turn, match.group("file")), number=int(match.group("line")))
+    named = _CMAKE.match(line)
+    if named and named.group("file"):
+        return site(line, file=relative_file(turn, named.group("file")), number=int(named.group("line")))
     return None
 
 
 def _located(turn: Turn, line: str, match: re.Match[str]) -> ErrorSite:
-    column = match.groupdict().get("column")
+    named = match.groupdict()
     return site(
         line,
-        file=relative_file(turn, match.group("file")),
-        number=int(match.group("line")),
-        column=int(column) if column else None,
+        file=relative_file(turn, named["file"]),
+        number=int(named["line"]) if named.get("line") else None,
+        column=int(named["column"]) if named.get("column") else None,
     )
 
 
@@ -162,7 +165,7 @@ def _is_about_arguments(line: str) -> bool:
     return re.search(r"does not exist|Unknown argument|--help|named generator", line) is not None
 
 
-def _is_driver_argument(lines: tuple[str, ...], line: str) -> bool:
+def _is_driver_argument(lines: Sequence[str], line: str) -> bool:
     """Return whether `gcc: fatal error: no input files` only follows a bad argument of the driver, so that nothing was
     built."""
     drivers = r"^(?:\S*/)?(?:gcc|g\+\+|clang|clang\+\+|cc|c\+\+)(?:-\d+)?: (?:fatal )?error: "
@@ -175,9 +178,11 @@ RULES = (
     Rule(
         "build.failed",
         ErrorKind.BUILD_ERROR,
-        "A compiler's error line with file and line (gcc, clang, rustc, go, javac, tsc, ghc, dotnet ...), a linker's "
-        "undefined reference, CMake Error, `make: ***`, or the failure line of a build tool.",
-        "File, line and column of the first error; without one the makefile's line, or the goal in the action.",
+        "A compiler's error line with file and line (gcc, clang, rustc, go, javac, tsc, ghc, dotnet, kotlin, scala, "
+        "mix, deno ...), a linker's undefined reference, CMake Error, `make: ***`, or the failure line of a build tool "
+        "or of the build of a container image.",
+        "File, line and column of the first error; without one the makefile's line, or the goal in the action. In the "
+        "build of an image, the instruction of the Dockerfile where the compiler names no relative file.",
         _build,
     ),
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 
 from errata_protocol.detect.action import Invocation, language
+from errata_protocol.detect.image_builds import failed_instruction
 from errata_protocol.detect.place import (
     Span,
     argument_span,
@@ -14,6 +16,7 @@ from errata_protocol.detect.place import (
     last_own_frame,
     relative_file,
     site,
+    stdin_code,
 )
 from errata_protocol.detect.python_traceback import Frame, Traceback
 from errata_protocol.detect.rules.rule import Finding, Rule
@@ -56,7 +59,8 @@ _YAML = re.compile(
 )
 _SED = re.compile(r"^sed: (?:(?:-e )?expression #\d+, char \d+|file (?P<file>\S+) line (?P<line>\d+)|\d+: )")
 _AWK = re.compile(
-    r"^(?:g|m|n)?awk: .*(?:syntax error|line \d+|unterminated|unexpected|newline)|^awk: .*(?:near|missing)",
+    r"^(?:g|m|n)?awk: .*(?:syntax error|line \d+|line:\d+: error: (?:Unmatched|Invalid|Trailing)|"
+    r"unterminated|unexpected|newline)|^awk: .*(?:near|missing)",
     re.IGNORECASE,
 )
 _AWK_FILE = re.compile(r"^\w{0,2}awk: (?P<file>[^\s:]{1,300}):(?P<line>\d{1,9}): ")
@@ -73,15 +77,30 @@ _PERL_TEXT = re.compile(
     r"^syntax error at|^Can't find string terminator|^Missing right curly|^Unmatched right|^Global symbol|^Bareword \"|"
     r"^Unrecognized character|^Number found where|^Substitution (?:pattern|replacement) not terminated|"
     r"^Search pattern not terminated|"
-    r"^String found where|^Unknown regexp modifier|aborted due to compilation errors"
+    r"^String found where|^Unknown regexp modifier|aborted due to compilation errors|"
+    r"in regex; marked by <-- HERE in m/"
 )
 _RUBY_SYNTAX = re.compile(
     r"^(?:ruby: )?(?P<file>[^\s:][^:]{0,300}):(?P<line>\d+): (?:.*syntax errors? |syntax error|.*unterminated|"
     r".*\(SyntaxError\))"
 )
+_ELIXIR_SYNTAX = re.compile(
+    r"^\*\* \((?:SyntaxError|TokenMissingError|MismatchedDelimiterError|EEx\.SyntaxError)\) (?:.{1,200}? on )?"
+    r"(?P<file>[^\s:]{1,300}):(?P<line>\d+):(?:(?P<column>\d+):)?"
+)
+_DENO_SYNTAX = re.compile(
+    r"^error: [^:]*could not be parsed: .* at (?P<file>(?:file://)?[^\s:]{1,300}):(?P<line>\d+):(?P<column>\d+)"
+)
+_DOCKERFILE = re.compile(r"dockerfile parse error (?:on )?line (?P<line>\d+)", re.IGNORECASE)
 _GO_SYNTAX = re.compile(r"^(?P<file>\S+\.go):(?P<line>\d+):(?P<column>\d+): (?:syntax error|expected )")
 _NOT_SYNTAX = re.compile(
     r"regex parse error|invalid value|for flag|error parsing regexp|_bash_|date: invalid", re.IGNORECASE
+)
+
+
+_PLACED_SYNTAX = (
+    *(_ELIXIR_SYNTAX, _DENO_SYNTAX, _NAMED_LINE, _LINT_SYNTAX, _FORMATTER, _RUFF_PARSE, _GO_SYNTAX, _PARSER_LINE),
+    _RUBY_SYNTAX,
 )
 
 
@@ -122,7 +141,7 @@ def _syntax(turn: Turn) -> Finding | None:
 
 def _syntax_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
     """Return the sites of a message about code that does not parse, None if ``line`` is no such message."""
-    for pattern in (_NAMED_LINE, _LINT_SYNTAX, _FORMATTER, _RUFF_PARSE, _GO_SYNTAX, _PARSER_LINE, _RUBY_SYNTAX):
+    for pattern in _PLACED_SYNTAX:
         match = pattern.search(line)
         if match:
             groups = match.groupdict()
@@ -140,6 +159,11 @@ def _syntax_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
     match = _SQL.search(line)
     if match:
         return _sql_script(turn, line, int(match.group("line") or match.group("near") or 0))
+    match = _DOCKERFILE.search(line)
+    if match:
+        instruction = failed_instruction(turn.lines)
+        number = int(match.group("line"))
+        return (site(line, file=relative_file(turn, instruction.file), number=number),) if instruction else ()
     match = _JSON.match(line)
     if match and _is_data_tool(turn, line):
         return (_document(turn, line, int(match.group("line")), int(match.group("column"))),)
@@ -208,10 +232,23 @@ def _inline_program(turn: Turn, line: str) -> tuple[ErrorSite, ...]:
     return (site(line, span=span),) if span else ()
 
 
+_SQL_CLIENTS = frozenset({"sqlite3", "sqlite", "psql", "mysql", "mariadb", "duckdb"})
+
+
 def _sql_script(turn: Turn, line: str, number: int) -> tuple[ErrorSite, ...]:
-    """Return the site in the SQL file that the action reads; SQL in an argument has no certain place."""
+    """Return the site in the SQL that the only call of a client reads: its line of a file or of what is piped in, or
+    the argument with the words that the message quotes."""
+    calls = [c for c in turn.action.invocations if c.program in _SQL_CLIENTS]
     scripts = [r.target for c in turn.action.invocations for r in c.simple.redirects if r.operator == "<" and r.target]
-    return (site(line, span=scripts[0].inner, number=number),) if number and len(scripts) == 1 else ()
+    if number and len(scripts) == 1:
+        return (site(line, span=scripts[0].inner, number=number),)
+    if len(calls) != 1 or scripts:
+        return ()
+    names = quoted(line)
+    words = [w for w in calls[0].words[1:] if " " in w.value.strip() and all(name in w.value for name in names)]
+    spans = [span for body in stdin_code(turn, calls[0]) if number and (span := turn.action.line_span(*body, number))]
+    found = spans[-1:] or [w.inner for w in words if len(words) == 1]
+    return (site(line, span=found[0], number=number if spans else None),) if found else ()
 
 
 def _first_operand(call: Invocation, with_value: tuple[str, ...]) -> Span | None:
@@ -240,10 +277,9 @@ def _traceback_sites(turn: Turn, traceback: Traceback) -> tuple[ErrorSite, ...]:
 
 def _is_parse_failure(crash: Crash) -> bool:
     if crash.language == "node":
-        parsed_data = (
-            any("JSON" in f.file for f in crash.frames) or "JSON" in crash.text or "regular expression" in crash.text
-        )
-        return crash.exception == "SyntaxError" and not parsed_data
+        ran = any(not f.file.startswith("node:") for f in crash.frames)  # code that does not parse has no frame
+        parsed_data = any("JSON" in f.file for f in crash.frames) or "JSON" in crash.text
+        return crash.exception == "SyntaxError" and not parsed_data and not (ran and "regular expression" in crash.text)
     if crash.language == "perl":
         return _PERL_TEXT.search(crash.text) is not None or _PERL_TEXT.search(crash.line) is not None
     if crash.language == "ruby":
@@ -287,6 +323,13 @@ _GO_MODULE = re.compile(
     r"package \S+ is not in|cannot find module)"
 )
 _TS_MODULE = re.compile(r"^(?P<file>[^\s(]+)[(:](?P<line>\d+)[,:](?P<column>\d+)\)?(?::| -) error TS(?:2307|7016)")
+_LUA_MODULE = re.compile(r"^(?:lua\S*: )?(?P<file>[^\s:]{1,300}\.lua):(?P<line>\d+): module '[^']+' not found:")
+_DENO_MODULE = re.compile(r'^error: (?:Uncaught )?(?:\(in promise\) )?Module not found "')
+_FRAME_BELOW = re.compile(
+    r"^\s*(?:# |from |❯ |at (?:.*\()?|File: )?(?:file://)?(?P<file>/?[^\s:()'\"]{1,400}\.\w+):(?P<line>\d+)"
+    r"(?::\d+)?(?:\)|:|:in .*)?$"
+)
+_LINES_BELOW = 14
 _OTHER_MODULE = re.compile(
     r"Could not find or load main class|ClassNotFoundException|NoClassDefFoundError|there is no package called|"
     r"module '[^']+' not found:|"
@@ -324,11 +367,18 @@ def _import(turn: Turn) -> Finding | None:
     if not turn.mentions("module", "@inc", "cannot load such", "classnotfound", "main class", "package", "noclassdef"):
         return None
     lines = [x for x in turn.messages if not re.match(r"\s+(?:throw new |code: )", x)]
-    for line in lines:
+    for index, line in enumerate(lines):
         found = _import_message(turn, line)
         if found is not None:
-            return Finding(found)
+            return Finding(found or _importing(turn, line, lines[index + 1 : index + 1 + _LINES_BELOW]))
     return None
+
+
+def _importing(turn: Turn, line: str, below: Sequence[str]) -> tuple[ErrorSite, ...]:
+    """Return the site of the first line of the workspace in the frames below a message about a module."""
+    frames = [Frame(m["file"], int(m["line"])) for each in below if (m := _FRAME_BELOW.match(each))]
+    inside = [f for f in frames if is_own(turn, f.file) and not relative_file(turn, f.file).startswith("/")]
+    return (frame_site(turn, inside[0], line),) if inside else ()
 
 
 def _import_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
@@ -337,7 +387,7 @@ def _import_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
         module = match.group("module").strip("';,").removesuffix(".__main__").rstrip(";")
         span = argument_span(turn, (module, module.split(".")[0]), "python3", in_code=False)
         return (site(line, span=span),) if span else ()
-    for pattern in (_PERL_MODULE, _GO_MODULE, _TS_MODULE):
+    for pattern in (_PERL_MODULE, _GO_MODULE, _TS_MODULE, _LUA_MODULE):
         match = pattern.match(line)
         if match:
             return (frame_site(turn, Frame(match.group("file"), int(match.group("line"))), line, source="message"),)
@@ -355,6 +405,8 @@ def _import_message(turn: Turn, line: str) -> tuple[ErrorSite, ...] | None:
             return (site(line, file=relative_file(turn, match.group("file"))),)
         span = argument_span(turn, (match.group("module") or "",), "node", in_code=False)
         return (site(line, span=span),) if span else ()
+    if _DENO_MODULE.match(line):
+        return ()
     if _RUBY_MODULE.search(line):
         own = last_own_frame(turn, crash.frames) if crash else None
         return (frame_site(turn, own, line),) if own else ()
@@ -370,8 +422,9 @@ SYNTAX_RULES = (
     Rule(
         "code.syntax",
         ErrorKind.SYNTAX_ERROR,
-        "A SyntaxError that ends a Python or node run or a collection, a shell, sed, awk, jq, SQL, perl, ruby or Go "
-        "text that does not compile, or a JSON, YAML or XML document that a checking tool refuses.",
+        "A SyntaxError that ends a Python or node run or a collection, a shell, sed, awk, jq, SQL, perl, ruby, Elixir "
+        "or Go text or a Dockerfile that does not compile, or a JSON, YAML or XML document that a checking tool "
+        "refuses.",
         "File and line from the message; for code in the action that line of it; for a document its line, with the "
         "argument that names it.",
         _syntax,

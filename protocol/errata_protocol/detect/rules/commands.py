@@ -67,6 +67,11 @@ def _not_found(turn: Turn) -> Finding | None:
     return None
 
 
+def lacks_command(turn: Turn) -> bool:
+    """Return whether a message says that a command does not exist."""
+    return any(_command_of(turn, read_message(line)) is not None for line in turn.messages)
+
+
 def _command_of(turn: Turn, message: Message) -> str | None:
     """Return the command that ``message`` reports as missing, None if it is another message."""
     if message.program in ("type", "hash", "command") and message.from_shell:

@@ -16,7 +16,8 @@ _UNREACHABLE = re.compile(
     r"\bEHOSTUNREACH\b|no address associated with hostname|nodename nor servname|getaddrinfo failed|no route to host|"
     r"failed to lookup address|lookup \S+(?: on \S+)?: (?:no such host|server misbehaving|dial|temporary)|"
     r"UnknownHostException|"
-    r"name resolution failed|failed to resolve|host not found|unknown host|bad (?:address|hostname)|"
+    r"name resolution failed|failed to resolve(?! (?:import|source|entry|module)\b|: use of )|"
+    r"host not found|unknown host|bad (?:address|hostname)|"
     r"blocked by (?:the )?(?:network )?policy|"
     r"command (?:is )?(?:blocked|not allowed) by policy",
     re.IGNORECASE,

@@ -135,7 +135,7 @@ def _permission(turn: Turn) -> Finding | None:
     for traceback in turn.final_tracebacks:
         if traceback.name == "PermissionError":
             return Finding(_traceback_sites(turn, traceback))
-    lines = [line for line in turn.messages if _denied_line(line)]
+    lines = [line for line in turn.messages if _denied_line(line) and turn.spoken(line)]
     if lines:
         return Finding(_sites(turn, lines, _DENIED))
     if turn.exit_code == 126:
@@ -152,7 +152,7 @@ def _missing(turn: Turn) -> Finding | None:
     for traceback in turn.final_tracebacks:
         if traceback.name == "FileNotFoundError":
             return Finding(_traceback_sites(turn, traceback))
-    lines = [line for line in turn.messages if _missing_line(line) and not _wrapped_program(line)]
+    lines = [x for x in turn.messages if _missing_line(x) and not _wrapped_program(x) and turn.spoken(x)]
     if (
         turn.crash is not None
         and turn.crash.line in lines

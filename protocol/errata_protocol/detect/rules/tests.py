@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from errata_protocol.detect.benign import is_pytest
 from errata_protocol.detect.place import INLINE_FILES, is_own, last_own_frame, relative_file, site
 from errata_protocol.detect.python_traceback import Frame
 from errata_protocol.detect.rules.build import blames_file
+from errata_protocol.detect.rules.commands import lacks_command
 from errata_protocol.detect.rules.rule import Finding, Rule
+from errata_protocol.detect.runner import Runner
+from errata_protocol.detect.stacks import find_crash
 from errata_protocol.detect.test_report import FailedTest, is_failure_summary
-from errata_protocol.detect.test_runners import RUNNERS, Runner
+from errata_protocol.detect.test_runners import RUNNERS
 from errata_protocol.detect.turn import Turn
 from errata_protocol.markers import ErrorKind, ErrorSite
 
@@ -56,17 +60,42 @@ def _unknown_test(turn: Turn, test: FailedTest, name: str) -> ErrorSite:
     return site(test.line, "message")
 
 
+_COUNTED = re.compile(
+    r"\b[1-9]\d* (?:(?:out )?of \d+ )?(?:\w+ ){0,2}(?:fail(?:ed|ures?|ing|s)?)\b|"
+    r"\bfail(?:ed|ures?|s)?(?: tests?)?[:=]? *[1-9]\d*\b",
+    re.IGNORECASE,
+)
+"""How the runners that are not in the table count failures: ``1 of 3 tests failed``, ``Failures: 1``."""
+
+
+_ANY_FAILED = re.compile("|".join(re.sub(r"\?P<\w+>", "?:", r.failed.pattern) for r in RUNNERS))
+
+
 def _other_tests(turn: Turn) -> Finding | None:
     if not turn.mentions("fail", "not ok", "errors: "):
         return None
     lines = turn.reported
-    failed = [r for r in RUNNERS if any(r.failed.match(line) for line in lines)]
+    summaries = [line for line in lines if _ANY_FAILED.match(line)]
+    failed = [r for r in RUNNERS if any(r.failed.match(line) for line in summaries)]
     if not failed:
-        return None
+        return _unknown_runner(turn)
     if all(_not_run(r, lines) for r in failed) and blames_file(turn):
         return None  # the rule for builds has the file and the line
     # The summaries of some runners are alike, and make or npm may run several: the first that names a test counts.
     return Finding(_runner_sites(turn, next((r for r in failed if r.first_failing(lines)), failed[0])))
+
+
+def _unknown_runner(turn: Turn) -> Finding | None:
+    """Return the finding for a count of failures in a run of tests whose runner is not in the table.
+
+    Otherwise a word of its report decided, such as the ``No such file`` of a failing test.
+    """
+    if not turn.action.runs_tests:
+        return None
+    counted = next((line for line in turn.reported if _COUNTED.search(line)), None)
+    if counted is None or blames_file(turn) or lacks_command(turn):
+        return None
+    return Finding((site(counted),))
 
 
 def _not_run(runner: Runner, lines: Sequence[str]) -> bool:
@@ -80,7 +109,7 @@ def _runner_sites(turn: Turn, runner: Runner) -> tuple[ErrorSite, ...]:
     lines = turn.reported
     found = runner.first_failing(lines)
     if found is None:
-        return (site(next(line for line in lines if runner.failed.match(line))),)
+        return (_unnamed(turn, next(line for line in lines if runner.failed.match(line))),)
     first, match = found
     named = match.groupdict()
     part = runner.part(lines, first, match)
@@ -94,6 +123,15 @@ def _runner_sites(turn: Turn, runner: Runner) -> tuple[ErrorSite, ...]:
             test_id=named.get("id"),
         ),
     )
+
+
+def _unnamed(turn: Turn, line: str) -> ErrorSite:
+    """Return the site of a run that ended before the runner named a test: where a program crashed, if one did."""
+    crash = find_crash(turn.reported, turn.may_crash_in)
+    frame = last_own_frame(turn, crash.frames) if crash else None
+    if crash is None or frame is None:
+        return site(line)
+    return site(crash.line, "traceback", file=relative_file(turn, frame.file), number=frame.line)
 
 
 def _first_frame(turn: Turn, runner: Runner, part: Sequence[str]) -> Frame | None:
@@ -125,7 +163,9 @@ RULES = (
     Rule(
         "tests.other",
         ErrorKind.TEST_FAILURE,
-        "The failure summary of another runner: " + ", ".join(r.name for r in RUNNERS) + ".",
+        "The failure summary of another runner: "
+        + ", ".join(r.name for r in RUNNERS)
+        + "; of one that is not known, a count of failures where the action runs tests.",
         "The first failing test's id, and the first line of the workspace that its own part of the report names.",
         _other_tests,
     ),
