@@ -110,9 +110,9 @@ INTERNALS = (
     ),
     Internals(
         "uvicorn.server:Server",
-        "server_state should_exit",
+        "config should_exit",
         "errata_server.serve.server",
-        "says what a signal does, once, and how many connections it closes",
+        "says what a signal does, once, and how many connections are closed",
     ),
     # websockets: the parser under uvicorn's protocol
     Internals(

@@ -436,7 +436,7 @@ class _AnnouncingServer(_Server):
         for listening in sockets or []:
             listening.close()
         await self._runtime.shutdown.drain(DRAIN_S)
-        log.info("%d connections are being closed", len(self.server_state.connections))
+        log.info("%d connections are being closed", len(Connections.of(self.config)))
         await super().shutdown(sockets)
 
 
