@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,6 +106,56 @@ def test_a_machine_that_fails_is_no_text_and_no_reward(failure: Exception) -> No
 def test_an_episode_that_never_began_is_lost_and_its_closing_tool_is_not_called() -> None:
     runner, sessions = episode_runner(ConnectionError("nobody there"))
     assert runner.reset({}) == LOST and runner.finish() is None and len(sessions[0].asked) == 1
+
+
+OPEN = PlayedEnvironment("open", SHELF.tools)
+"""An environment without a closing tool."""
+
+
+@pytest.mark.parametrize(
+    ("answers", "calls", "reward"),
+    [
+        ([], [], 0.0),
+        ([("a", None, False)], [{"path": "red"}], 0.0),
+        ([], [{"file": "red"}], 0.0),
+        ([("a", 0.25, False), ("b", None, False)], [{"path": "red"}, {"path": "red"}], 0.25),
+    ],
+)
+def test_an_episode_without_a_closing_tool_has_its_reward_however_little_was_done(
+    answers: list[Any], calls: list[dict[str, Any]], reward: float
+) -> None:
+    runner, _ = episode_runner(("go", None, False), *answers, environment=OPEN)
+    assert runner.finish() is None, "no episode began"
+    runner.reset({})
+    for arguments in calls:
+        try:
+            runner.call("read", arguments)
+        except TypeError:
+            continue
+    assert (runner.finish(), runner.lost) == (reward, None)
+
+
+def test_an_episode_that_was_lost_has_no_reward_without_a_closing_tool() -> None:
+    runner, _ = episode_runner(("go", None, False), SandboxFailed("gone"), environment=OPEN)
+    runner.reset({})
+    runner.call("read", {"path": "red"})
+    assert runner.finish() is None
+
+
+def connect_nowhere() -> Session:
+    raise AssertionError("a copy opens no session")
+
+
+def test_a_runner_is_copied_to_another_process_unless_its_episode_runs() -> None:
+    runner = EpisodeRunner(SHELF, connect_nowhere)
+    runner._session = Session([("go", None, False), ("right", 1.0, True)])
+    assert pickle.loads(pickle.dumps(runner)).finish() is None
+    runner.reset({})
+    with pytest.raises(TypeError, match="episode e-1 of shelf is running.*hand over the factory"):
+        pickle.dumps(runner)
+    runner.call("submit", {"word": "owl"})
+    copy = pickle.loads(pickle.dumps(runner))
+    assert (copy.eid, copy.finish(), copy.played) == ("e-1", 1.0, runner.played)
 
 
 def test_a_closing_tool_that_fails_loses_the_episode() -> None:

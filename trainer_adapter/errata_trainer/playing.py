@@ -118,6 +118,19 @@ class EpisodeRunner:
         runner._session, runner.eid, runner.task = session, session.eid, self.task
         return runner
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy in another process needs: everything but the session.
+
+        Raises:
+            TypeError: An episode is running.
+        """
+        if self._session is not None and self.eid is not None and not (self._finished or self.done):
+            raise TypeError(
+                f"the episode {self.eid} of {self.environment.name} is running, and its session stays in this process: "
+                "finish it first, or hand over the factory and play there"
+            )
+        return {**self.__dict__, "_session": None}
+
     def _begin(self, task: dict[str, Any]) -> None:
         self.eid: str | None = None
         self.opening: dict[str, Any] = {}
@@ -204,20 +217,21 @@ class EpisodeRunner:
                 log.debug("closing the lost session failed: %s", also)
 
     def finish(self) -> float | None:
-        """Finish the episode and return the sum of its steps' rewards; None if it was lost. Idempotent.
+        """Finish the episode and return the sum of its steps' rewards, 0 without one. Idempotent.
 
         An episode that is not over is ended with the environment's closing tool, if it has one.
 
         Returns:
-            None for an episode that was lost, never began, or has no reward.
+            None for an episode that was lost or never began.
         """
         if not self._finished:
             closing = self.environment.closing_tool
             if closing is not None and self.lost is None and not self.done and self._session is not None:
                 self._step(self._session, closing, {}, self.environment.tools[closing].action({}))
             self._finished = True
-        rewards = [call.reward for call in self.played if call.reward is not None]
-        return sum(rewards) if rewards and self.lost is None else None
+        if self.lost is not None or self.eid is None:
+            return None
+        return float(sum(call.reward for call in self.played if call.reward is not None))
 
     def deliveries(self) -> list[Delivery]:
         """Return the calls of the episode for `build_rollout`."""
