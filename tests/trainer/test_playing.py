@@ -151,7 +151,7 @@ def test_a_runner_is_copied_to_another_process_unless_its_episode_runs() -> None
     runner._session = Session([("go", None, False), ("right", 1.0, True)])
     assert pickle.loads(pickle.dumps(runner)).finish() is None
     runner.reset({})
-    with pytest.raises(TypeError, match="episode e-1 of shelf is running.*hand over the factory"):
+    with pytest.raises(TypeError, match=r"episode e-1 of shelf is running.*hand over the factory"):
         pickle.dumps(runner)
     runner.call("submit", {"word": "owl"})
     copy = pickle.loads(pickle.dumps(runner))

@@ -11,6 +11,8 @@ from typing import Any
 from errata_protocol.environment import EnvironmentSpec, default_agent_text
 from errata_protocol.errors import InvalidRequest
 
+from .argument_schemas import arguments_of, text_of
+
 GROUP = "errata.environments"
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -30,13 +32,17 @@ class Tool:
         name: What the student calls.
         description: What it does, one sentence or a few.
         parameters: JSON schema of its arguments, an object.
-        constants: Fields of the action that say which tool it is, beside the arguments.
+        constants: Fields of the action that have the same value in each call, such as the tool's name.
+        fields: The environment's names of arguments, by the student's, where they differ.
+        within: Field of the action that holds the arguments; None puts them beside the constants.
     """
 
     name: str
     description: str
     parameters: dict[str, Any]
     constants: dict[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+    within: str | None = None
 
     def action(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the environment's action for a call with these arguments.
@@ -59,7 +65,10 @@ class Tool:
             kinds = _TYPES.get(wanted) if isinstance(wanted, str) else None
             if kinds is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
                 raise TypeError(f"{self.name}(): {name} has to be of type {wanted}, got {value!r}")
-        return {**self.constants, **given}
+        named = {self.fields.get(name, name): value for name, value in given.items()}
+        if self.within is None:
+            return {**self.constants, **named}
+        return {**self.constants, self.within: {**self.constants.get(self.within, {}), **named}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +90,16 @@ class PlayedEnvironment:
     agent_text_version: str | None = None
 
 
+def is_published(name: str) -> bool:
+    """Return whether an installed package publishes an environment of this name."""
+    return name in entry_points(group=GROUP).names
+
+
 def published(name: str) -> PlayedEnvironment:
     """Return an installed environment by name, from the entry point of its package.
 
     Raises:
-        InvalidRequest: No installed package publishes it, or it publishes no tools.
+        InvalidRequest: No installed package publishes it.
     """
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name not in points:
@@ -121,16 +135,17 @@ def of_spec(spec: EnvironmentSpec) -> PlayedEnvironment:
     )
 
 
-def step_tool(action_schema: Mapping[str, Any]) -> Tool:
+def step_tool(action_schema: Mapping[str, Any], where: str = "the action") -> Tool:
     """Return the single tool ``step`` for an environment that publishes none: its parameters are the fields of the
     action.
 
     Args:
         action_schema: JSON schema of the action, as ``/schema`` has it.
+        where: Name of the action in error messages.
+
+    Raises:
+        InvalidRequest: A field cannot be an argument of a tool; the message names it.
     """
-    properties = {name: field for name, field in action_schema.get("properties", {}).items() if name != "metadata"}
-    required = [name for name in action_schema.get("required", []) if name in properties]
-    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    if "$defs" in action_schema:
-        parameters["$defs"] = action_schema["$defs"]
-    return Tool("step", action_schema.get("description") or "Act in the environment.", parameters)
+    arguments = arguments_of(action_schema, where, without=["metadata"])
+    description = text_of(action_schema.get("description"), where) or "Act in the environment."
+    return Tool("step", description, arguments.parameters, arguments.constants, arguments.fields)

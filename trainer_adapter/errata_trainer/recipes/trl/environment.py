@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 import keyword
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import GenericAlias
 from typing import Any, Literal, Optional
 
 from errata_client import ErrataClient
 from errata_protocol.errors import InvalidRequest
 
+from ...discovery import discovered
 from ...playing import EpisodeRunner
-from ...tools import PlayedEnvironment, Tool, published
+from ...tools import PlayedEnvironment, Tool, is_published, published
 
 _HINTS: dict[str, Any] = {
     "string": str,
@@ -22,14 +27,35 @@ _HINTS: dict[str, Any] = {
     "boolean": bool,
     "array": list,
     "object": dict,
+    "null": type(None),
 }
+_HEADING = re.compile(r"(Args|Returns|Raises):|\(choices:", re.IGNORECASE)
+"""What transformers reads in docstrings, in the middle of a line too, instead of showing it to the student."""
+_SAID = {"args:": "arguments:", "returns:": "result:", "raises:": "errors:", "(choices:": "(one of:"}
 _TAKEN = ("reset", "get_reward")
 
 TRLS_COLUMNS = frozenset({"prompt", "completion", "completion_ids", "images", "image", "environment"})
 """Columns of a row that are TRL's own, not the task's."""
 
 
-class EpisodeEnvironment:
+class _EnvironmentClass(type):
+    """Class of environment classes: one that `environment_factory` made is pickled as what it was made of.
+
+    TRL's AsyncGRPO plays in a spawned process, which has to make the class again: no module has it by name.
+    """
+
+    _made_of: tuple[Any, ...]
+
+
+def _reduced(cls: _EnvironmentClass) -> str | tuple[Any, ...]:
+    made_of = cls.__dict__.get("_made_of")
+    return cls.__qualname__ if made_of is None else (_class_of, made_of)
+
+
+copyreg.pickle(_EnvironmentClass, _reduced)
+
+
+class EpisodeEnvironment(metaclass=_EnvironmentClass):
     """Base of the classes that `environment_factory` makes; TRL makes an instance for each rollout of a batch.
 
     What is public of an instance is a tool of the student's, so everything else has an underscore.
@@ -95,6 +121,35 @@ class EpisodeEnvironment:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Opens a session on a server; an object rather than a closure, because processes are handed it.
+
+    Args:
+        url: Base URL of the environment.
+        headers: Headers of each connect, as pairs.
+        message_timeout_s: Longest wait for an answer, reconnects included.
+        retries: How often a request is sent again after a failure that the server rolled back.
+    """
+
+    url: str
+    headers: tuple[tuple[str, str], ...]
+    message_timeout_s: float
+    retries: int
+
+    def __call__(self) -> Any:
+        """Return a blocking client that is connected."""
+        client: ErrataClient[Any, Any, Any] = ErrataClient(
+            self.url,
+            message_timeout_s=self.message_timeout_s,
+            headers=dict(self.headers) or None,
+            retries=self.retries,
+        )
+        session = client.sync()
+        session.connect()
+        return session
+
+
 def environment_factory(
     url: str,
     env: str | PlayedEnvironment = "terminal",
@@ -107,51 +162,61 @@ def environment_factory(
 ) -> type[EpisodeEnvironment]:
     """Return the class that TRL's ``environment_factory`` takes, for an environment on a server.
 
+    An environment whose package is installed here says itself what its tools are. Any other is asked for on the server,
+    now: its tools are those of MCP's ``tools/list``, or one tool ``step`` whose arguments are the fields of the action
+    in ``GET /schema``.
+
     All its instances of a process share one multiplexed connection, where the server offers one. A lost connection or a
     restarted server costs nothing but time: sessions resume, and no step acts twice. An episode that is lost all the
     same has reward None, which TRL leaves out of its group; `ThreeChannelGRPOTrainer` masks its tokens too.
 
+    The class can be pickled, for processes that a trainer spawns, and so can its instances while no episode runs.
+
     Args:
-        url: Of the environment: ``http://host:8000``, or ``http://host:8000/NAME`` where the server has several.
-        env: Its name, where its package is installed here, or what to know of it.
-        tools: Names of those the student may call; None is all.
+        url: URL of the environment: ``http://host:8000``, or ``http://host:8000/NAME`` where the server has several.
+        env: Name of the environment on its server; or a description of it.
+        tools: Names of the tools that the student may call; None is all.
         task_columns: Columns of a dataset's row that ``reset`` is given; None is all that are not None or TRL's own.
-        headers: Sent at each connect, e.g. ``{"Authorization": "Bearer TOKEN"}``.
+        headers: Headers of each request and connect, e.g. ``{"Authorization": "Bearer TOKEN"}``.
         message_timeout_s: Longest wait for an answer, reconnects included.
         retries: How often a request is sent again after a failure that the server rolled back.
 
     Raises:
-        InvalidRequest: Nobody publishes such an environment, or it has no such tool.
+        InvalidRequest: There is no such environment, it has no such tool, or its actions cannot be made by a tool; the
+            message names the field.
+        ConnectionError: The environment's package is not installed here, and the server cannot be reached.
+        ServiceError: The server failed, or is no OpenEnv server.
     """
-    environment = published(env) if isinstance(env, str) else env
-    chosen = list(environment.tools) if tools is None else list(tools)
+    if isinstance(env, str):
+        environment = published(env) if is_published(env) else discovered(url, env, headers=headers)
+    else:
+        environment = env
+    chosen = tuple(environment.tools if tools is None else tools)
     for name in chosen:
         if name not in environment.tools:
             raise InvalidRequest(f"{environment.name} has no tool {name!r}: it has {', '.join(environment.tools)}")
+    connect = Connect(url, tuple((headers or {}).items()), message_timeout_s, retries)
+    return _class_of(environment, chosen, connect, None if task_columns is None else frozenset(task_columns))
 
-    def connect() -> Any:
-        client: ErrataClient[Any, Any, Any] = ErrataClient(
-            url,
-            message_timeout_s=message_timeout_s,
-            headers=dict(headers) if headers else None,
-            retries=retries,
-        )
-        session = client.sync()
-        session.connect()
-        return session
 
-    methods = {name: _method(environment.tools[name]) for name in chosen}
-    return type(
-        f"{''.join(part.title() for part in environment.name.split('_'))}Environment",
+def _class_of(
+    environment: PlayedEnvironment, tools: tuple[str, ...], connect: Connect, columns: frozenset[str] | None
+) -> type[EpisodeEnvironment]:
+    """Return an environment class; called again in each process that the class is handed to."""
+    name = "".join(part.title() for part in re.split(r"[\W_]+", environment.name))
+    made: type[EpisodeEnvironment] = _EnvironmentClass(
+        f"{name}Environment",
         (EpisodeEnvironment,),
         {
-            "__doc__": f"{environment.name} on {url}.",
+            "__doc__": f"{environment.name} on {connect.url}.",
             "_environment": environment,
-            "_connect": staticmethod(connect),
-            "_columns": frozenset(task_columns) if task_columns is not None else None,
-            **methods,
+            "_connect": connect,
+            "_columns": columns,
+            "_made_of": (environment, tools, connect, columns),
+            **{tool: _method(environment.tools[tool]) for tool in tools},
         },
-    )
+    )  # type: ignore[assignment]
+    return made
 
 
 def _check(session: Any, environment: PlayedEnvironment) -> None:
@@ -189,18 +254,21 @@ def _method(tool: Tool) -> Callable[..., str]:
     )
     call.__name__ = tool.name
     call.__qualname__ = f"EpisodeEnvironment.{tool.name}"
-    call.__doc__ = tool.description + (f"\n\nArgs:{descriptions}" if descriptions else "")
+    call.__doc__ = _plain(tool.description) + (f"\n\nArgs:{descriptions}" if descriptions else "")
     call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
     call.__annotations__ = {**hints, "return": str}
     return call
 
 
 def _hint(schema: Mapping[str, Any], required: bool) -> Any:
+    """Return the type that transformers turns into a schema again."""
     if "enum" in schema:
         hint: Any = Literal[tuple(schema["enum"])]
     elif "anyOf" in schema:
-        kinds = [_hint(kind, True) for kind in schema["anyOf"] if kind.get("type") != "null"]
-        hint = typing.Union[tuple(kinds)] if kinds else Any  # noqa: UP007 # of a tuple
+        kinds = [_hint(kind, True) for kind in schema["anyOf"]]
+        hint = Any if Any in kinds else typing.Union[tuple(kinds)]  # noqa: UP007 # of a tuple
+    elif schema.get("type") == "array" and "items" in schema:
+        hint = GenericAlias(list, (_hint(schema["items"], True),))
     else:
         kind = schema.get("type")
         hint = _HINTS.get(kind, Any) if isinstance(kind, str) else Any
@@ -208,4 +276,9 @@ def _hint(schema: Mapping[str, Any], required: bool) -> Any:
 
 
 def _one_line(text: str | None, name: str) -> str:
-    return " ".join((text or name.replace("_", " ")).split())
+    return _plain(" ".join((text or name.replace("_", " ")).split()))
+
+
+def _plain(text: str) -> str:
+    """Return a description without what transformers would take for a part of a docstring."""
+    return _HEADING.sub(lambda found: _SAID[found[0].lower()], text)
