@@ -41,6 +41,16 @@ if TYPE_CHECKING:
     from .sync import SyncErrataClient
 
 
+_OF_ONE_PROCESS = frozenset(
+    [
+        "_capabilities", "_child_clients", "_closed", "_connecting", "_execution_mode", "_http_door", "_lineage",
+        "_lock", "_lock_loop", "_log", "_mux", "_opened_socket", "_pending_close_tasks", "_plain", "_probed",
+        "_sync_client", "_ws", "_ws_loop",
+    ]
+)  # fmt: skip
+"""Attributes that a client in another process has of its own."""
+
+
 class ErrataClient(SocketClient[ActT, ObsT, StateT]):
     """Client of one environment session, on an Errata server or a vanilla OpenEnv one.
 
@@ -118,6 +128,29 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         self._mux = self._new_mux()
         self._codec = Codec(action_cls, observation_cls, state_cls)
         self._lineage = Lineage(self._log, self._fetch, lambda eid: self._http().episode(eid))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a client in another process needs to open a session of its own, or to continue a ticket's.
+
+        Raises:
+            TypeError: This client has a session, or a server of its own.
+        """
+        if self._mux.has_session or self._ws is not None:
+            raise TypeError(
+                "this client has a session, which stays in its process: hand over client.ticket() and continue it with "
+                "ErrataClient.resume() there, or hand over the client before it connects"
+            )
+        if self._provider is not None:
+            raise TypeError("this client's provider runs the server: hand over a client of the server's URL instead")
+        kept = {name: value for name, value in self.__dict__.items() if name not in _OF_ONE_PROCESS}
+        return {**kept, "_ticket": self._mux.first_ticket}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a client that is not connected."""
+        ticket = state.pop("_ticket")
+        ErrataClient.__init__(self, "http://127.0.0.1")  # for all that is of one process
+        self.__dict__.update(state)
+        self._plain, self._mux = PlainDoor(self, self._log, durable=self._durable), self._new_mux(ticket)
 
     @classmethod
     def from_docker_image(cls, image: str, provider: Any = None, **kwargs: Any) -> Any:

@@ -66,6 +66,15 @@ class Connection(ProtocolDriver):
         self._forks = background.forks()
         self._closing = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a connection in another process needs to open a socket of its own."""
+        return {name: getattr(self, name) for name in ("base_url", "dial", "backoff", "group")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a connection that is not open."""
+        self.__init__(state["base_url"], backoff=state["backoff"], group=state["group"])  # type: ignore[misc]
+        self.dial = state["dial"]
+
     @property
     def sessions(self) -> int:
         """How many sessions use this connection."""

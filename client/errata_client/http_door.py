@@ -76,6 +76,10 @@ class HttpDoor:
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs: everything but the open connections."""
+        return {**self.__dict__, "_client": None, "_loop": None}
+
     async def create_session(self) -> str:
         """Create a session that outlives its socket and return its id.
 

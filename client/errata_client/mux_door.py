@@ -116,6 +116,7 @@ class MuxDoor:
         stats: Counters.
         on_reward: Called with each reward that the server pushes, or None.
         session: The session; None before `find` and after `leave`.
+        first_ticket: Ticket of the session that is continued instead of opening one; None without.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class MuxDoor:
         self._client = client
         self._log = log
         self._connection = connection
-        self._ticket = ticket
+        self.first_ticket = ticket
         self._durable = durable
         self._retries = retries
         self._lease: Lease | None = None
@@ -169,7 +170,7 @@ class MuxDoor:
             if not isinstance(found, Lease):
                 return found
             self._lease = found
-        self.session = self._new(self._ticket)
+        self.session = self._new(self.first_ticket)
         return None
 
     async def connect(self) -> None:

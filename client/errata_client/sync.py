@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from openenv.core.sync_client import SyncEnvClient
@@ -38,6 +39,10 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
 
     _async: ErrataClient[ActT, ObsT, StateT]
     _loop: asyncio.AbstractEventLoop | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the client; see `ErrataClient.__getstate__`."""
+        return methodcaller("sync"), (self._async,)
 
     def _ensure_loop(self) -> asyncio.AbstractEventLoop:
         if self._async._provider is not None:
