@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,14 @@ def test_training_prints_it_and_files_and_trackers_get_the_column(
     out = capsys.readouterr().out
     assert out.count("Step 1") == 1, "TRL's own table is not printed beside it"
     assert "fs.missing" in out
+    assert re.search(r"(?m)^ *0  errata replay ep_\S+$", out), "whole, in a terminal of any width"
+    below = out[out.index("Step 1") :]
+    for number in (r"same reward in \d+% of groups", r"calls [\d.]+ a rollout", r"\d+ of \d+ failing turns distilled"):
+        assert re.search(rf"(?m)^{number}$", below)
     (path,) = (tmp_path / "completions").glob("*00001.parquet")
     table = pandas.read_parquet(path)
     assert sorted(table["errors"]) == ["", "", *["turn 0 fs.missing, turn 1 fs.missing"] * 2]
+    eids = [environment._runner.eid for environment in trainer.environments]
+    assert set(table["eid"]) == set(eids) and len(set(eids)) == 4
+    (replay,) = re.findall(r"step 1/1, .*, errata replay (\S+)", out)
+    assert table.set_index("eid").loc[replay, "errors"], "the line names an episode with errors"

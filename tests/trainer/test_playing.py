@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed, SessionLost, StepTimeout
+from errata_protocol.errors import (
+    CapacityReached,
+    EnvironmentFailed,
+    InvalidRequest,
+    SandboxFailed,
+    SessionLost,
+    StepTimeout,
+)
 from errata_trainer.playing import LOST, OVER, EpisodeRunner
 from errata_trainer.tools import PlayedEnvironment, Tool, of_spec, published, step_tool
 from tests.environments.shelf import SPEC, ShelfAction
@@ -156,6 +163,25 @@ def test_a_runner_is_copied_to_another_process_unless_its_episode_runs() -> None
     runner.call("submit", {"word": "owl"})
     copy = pickle.loads(pickle.dumps(runner))
     assert (copy.eid, copy.finish(), copy.played) == ("e-1", 1.0, runner.played)
+
+
+def test_a_server_without_room_for_all_rollouts_stops_the_first_batch() -> None:
+    full = CapacityReached("1/1 sessions active")
+
+    def connect() -> Session:
+        answer = given.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return Session(answer)
+
+    given: list[Any] = [full]
+    with pytest.raises(CapacityReached, match=r"of shelf: .*--max-sessions N .*1/1 sessions active"):
+        EpisodeRunner(SHELF, connect).reset({})
+    given = [[("go", None, False), SessionLost("gone")], full]
+    runner = EpisodeRunner(SHELF, connect)
+    runner.reset({})
+    runner.call("read", {"path": "red"})
+    assert runner.reset({}) == LOST, "others took its place: that episode is lost, and training goes on"
 
 
 def test_a_closing_tool_that_fails_loses_the_episode() -> None:

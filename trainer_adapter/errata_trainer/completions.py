@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,9 @@ from .rollout import Rollout
 
 FAILED = "bold black on yellow"
 """Style of a failing turn."""
+
+EID = "eid"
+"""Name of the column with the keys of the episodes, for `errata replay`."""
 
 Marked = Mapping[int, str]
 """Hint template key of each failing turn of a rollout, by the turn's index."""
@@ -44,10 +48,12 @@ def completion_table(
     step: int,
     most: int | None = None,
     extra: Mapping[str, Sequence[Any]] | None = None,
-) -> Panel:
-    """Return a table of a step's completions, with a row for each, as a panel for rich to print.
+    below: Sequence[str] = (),
+) -> Group:
+    """Return a table of a step's completions, with a row for each, for rich to print.
 
-    All sequences have one item per completion.
+    Below it stands for each row with an `EID` the command that shows its episode, in a line of its own: a cell of the
+    table is too narrow to be copied from. All sequences have one item per completion.
 
     Args:
         prompts: Each a string or a list of messages.
@@ -57,27 +63,34 @@ def completion_table(
         marked: The failing turns of each completion.
         step: Number of optimizer steps so far.
         most: Show at most this many completions, sampled with ``step`` as the seed; None shows all.
-        extra: Further columns by name.
+        extra: Further columns by name; `EID` is not shown as a column.
+        below: Numbers of the step that are printed below the table.
     """
     rows = list(range(len(prompts)))
     if most is not None and most < len(rows):
         rows = sorted(random.Random(step).sample(rows, max(0, most)))
+    columns = dict(extra or {})
+    eids = columns.pop(EID, None)
     table = Table(show_header=True, header_style="bold white", expand=True, show_lines=True)
+    table.add_column("#", justify="right")
     table.add_column("Prompt", style="bright_yellow")
     table.add_column("Completion", style="bright_green")
     for name in (*rewards, "Advantage"):
         table.add_column(name, justify="right")
-    for name in extra or {}:
+    for name in columns:
         table.add_column(name)
     for row in rows:
         numbers = [*[of_row[row] for of_row in rewards.values()], advantages[row]]
         table.add_row(
+            str(row),
             conversation(prompts[row]),
             conversation(completions[row], marked[row]),
             *["" if number is None else f"{number:.2f}" for number in numbers],
-            *[str(values[row]) for values in (extra or {}).values()],
+            *[str(values[row]) for values in columns.values()],
         )
-    return Panel(table, expand=False, title=f"Step {step}", border_style="bold white")
+    panel = Panel(table, expand=False, title=f"Step {step}", border_style="bold white")
+    replays = [f"{row:3}  errata replay {eids[row]}" for row in rows if eids and eids[row]]
+    return Group(panel, *(Text(line, no_wrap=True, overflow="ignore") for line in [*below, *replays]))
 
 
 def conversation(messages: Any, marked: Marked | None = None) -> Text:

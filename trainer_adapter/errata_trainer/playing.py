@@ -7,11 +7,11 @@ episode is marked as lost, its reward is None, and the trainer leaves the rollou
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from errata_protocol.errors import ErrataError, InvalidRequest
+from errata_protocol.errors import CapacityReached, ErrataError, InvalidRequest
 from errata_protocol.exception_text import named_text_of
 from errata_protocol.rollouts import ErrorMarker, marker_of
 
@@ -80,6 +80,17 @@ class Played:
     observation: dict[str, Any] = field(default_factory=dict)
 
 
+def worth_a_look(runners: Sequence[EpisodeRunner]) -> str | None:
+    """Return the eid of the episode with the most failing calls, of several that with the lowest reward; None without
+    an episode. They are finished."""
+
+    def failures(runner: EpisodeRunner) -> tuple[int, float]:
+        return -sum(call.marker is not None for call in runner.played), runner.finish() or 0.0
+
+    begun = [runner for runner in runners if runner.eid is not None]
+    return min(begun, key=failures).eid if begun else None
+
+
 class EpisodeRunner:
     """Plays one episode after the other in a session.
 
@@ -100,6 +111,7 @@ class EpisodeRunner:
         self.environment = environment
         self._connect = connect
         self._session: Session | None = None
+        self._has_had_room = False
         self._finished = False
         self._begin({})
 
@@ -145,15 +157,25 @@ class EpisodeRunner:
 
         Raises:
             InvalidRequest: The environment does not take such a task: an error of the caller, not of the student.
+            CapacityReached: The server has no room for this runner's first session, and would have none in the next
+                batch.
         """
         self._begin(dict(task))
         try:
             if self._session is None:
                 self._session = self._connect()
+            self._has_had_room = True
             result = self._session.reset(**task)
         except InvalidRequest:
             raise
         except (ErrataError, OSError, TimeoutError) as error:
+            if isinstance(error, CapacityReached) and not self._has_had_room:
+                raise CapacityReached(
+                    f"the server has no session left for another rollout of {self.environment.name}: a trainer keeps a "
+                    "session for each rollout of a batch, on each of its processes, so start the server with "
+                    f"--max-sessions N of at least so many ({error.message})",
+                    **error.details,
+                ) from error
             self._lose(error)
             return LOST
         self.eid, self.done = self._session.eid, bool(result.done)

@@ -8,23 +8,24 @@ from typing import Any
 from .sites import OUTCOMES
 
 
-def progress_line(step: int, logs: Mapping[str, Any], most: int | None = None) -> str:
-    """Return the progress line of a step: reward, errors, the loss of each channel with its sites or pairs, and the
-    teachers' cost.
+def progress_line(step: int, logs: Mapping[str, Any], most: int | None = None, eid: str | None = None) -> str:
+    """Return the progress line of a step: reward, calls, errors, the loss of each channel with its sites or pairs, the
+    teachers' cost, and an episode to look at.
 
     Args:
         step: Optimizer steps so far.
         logs: What was logged; parts that are not there are left out.
         most: Steps in all; None if unknown.
+        eid: Key of an episode of the step's batch; None for none.
     """
     parts = [f"step {step}" + (f"/{most}" if most else "")]
     parts += _number(logs, "reward", "reward {:.3f}")
     parts += _number(logs, "rollouts/errors", "errors {:.2f} a rollout")
+    parts += health(logs)
     if float(logs.get("episodes/lost") or 0.0):
         parts += _number(logs, "episodes/lost", "{:.0%} of the episodes lost")
     parts += _number(logs, "loss/grpo", "grpo {:.4f}")
-    kept, failed = logs.get("sdpo/kept"), _failing(logs)
-    parts += _number(logs, "loss/sdpo_kl", "sdpo {:.4f}", f"{kept:.0f} of {failed:.0f} sites" if kept else "")
+    parts += _number(logs, "loss/sdpo_kl", "sdpo {:.4f}")
     pairs = logs.get("dpo/pairs")
     parts += _number(logs, "loss/trace_replay_dpo", "dpo {:.4f}", f"{pairs:.0f} pairs" if pairs else "")
     parts += _number(logs, "counterfactual/accepted", "hints helped {:.0%}")
@@ -33,7 +34,19 @@ def progress_line(step: int, logs: Mapping[str, Any], most: int | None = None) -
     elif float(logs.get("dpo/pool/teachers/tokens") or 0.0):
         parts += _number(logs, "dpo/pool/teachers/tokens", "teachers {:,.0f} tokens")
     parts += _number(logs, "step_time", "{:.1f} s")
+    if eid is not None:
+        parts.append(f"errata replay {eid}")
     return ", ".join(parts)
+
+
+def health(logs: Mapping[str, Any]) -> list[str]:
+    """Return the three numbers that docs/training.md says to look at, as far as they were logged: groups whose rewards
+    are all the same, calls, and failing turns that are distilled."""
+    parts = _number(logs, "frac_reward_zero_std", "same reward in {:.0%} of groups")
+    parts += _number(logs, "rollouts/calls", "calls {:.2f} a rollout")
+    if "sdpo/kept" in logs:
+        parts.append(f"{float(logs['sdpo/kept'] or 0.0):.0f} of {_failing(logs):.0f} failing turns distilled")
+    return parts
 
 
 FAILING = tuple(outcome for outcome in OUTCOMES if outcome != "not_sampled")

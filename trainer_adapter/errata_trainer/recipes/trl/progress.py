@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
@@ -9,30 +10,51 @@ from transformers import PrinterCallback, ProgressCallback
 from ...progress import progress_line
 
 
+def _no_episode() -> str | None:
+    return None
+
+
 class LinePrinter(PrinterCallback):  # type: ignore[misc]
-    """Prints a line for each logged step, where there is no progress bar."""
+    """Prints a line for each logged step, where there is no progress bar.
+
+    Attributes:
+        eid: Returns the key of an episode to look at.
+    """
+
+    eid: Callable[[], str | None] = staticmethod(_no_episode)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print the line of a step; other logs are printed as transformers does."""
         if logs is None or "loss" not in logs:
             super().on_log(args, state, control, logs=logs, **kwargs)
         elif state.is_local_process_zero:
-            print(progress_line(state.global_step, logs, state.max_steps), flush=True)
+            print(progress_line(state.global_step, logs, state.max_steps, self.eid()), flush=True)
 
 
 class LineProgress(ProgressCallback):  # type: ignore[misc]
-    """Writes a line for each logged step above the progress bar."""
+    """Writes a line for each logged step above the progress bar.
+
+    Attributes:
+        eid: Returns the key of an episode to look at.
+    """
+
+    eid: Callable[[], str | None] = staticmethod(_no_episode)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write the line of a step; other logs are written as transformers does."""
         if logs is None or "loss" not in logs:
             super().on_log(args, state, control, logs=logs, **kwargs)
         elif state.is_world_process_zero and self.training_bar is not None:
-            self.training_bar.write(progress_line(state.global_step, logs, state.max_steps))
+            self.training_bar.write(progress_line(state.global_step, logs, state.max_steps, self.eid()))
 
 
-def show_lines(trainer: Any) -> None:
-    """Replace transformers' own printing callbacks; other callbacks are not changed."""
+def show_lines(trainer: Any, eid: Callable[[], str | None] = _no_episode) -> None:
+    """Replace transformers' own printing callbacks; other callbacks are not changed.
+
+    Args:
+        trainer: The trainer.
+        eid: Returns the key of an episode of the last batch to look at; None for none.
+    """
     own = [
         callback
         for callback in trainer.callback_handler.callbacks
@@ -40,4 +62,6 @@ def show_lines(trainer: Any) -> None:
     ]
     for callback in own:
         trainer.remove_callback(callback)
-        trainer.add_callback(LinePrinter if type(callback) is PrinterCallback else LineProgress)
+        line = LinePrinter() if type(callback) is PrinterCallback else LineProgress()
+        line.eid = eid
+        trainer.add_callback(line)

@@ -27,14 +27,15 @@ from ...channels.forward import collective, longest_row, switch_off_dropout
 from ...channels.guard import DivergenceGuard
 from ...channels.prm import shaped_advantages
 from ...channels.sdpo import Divergence
-from ...completions import Marked, completion_table, described, marked_turns
+from ...completions import EID, Marked, completion_table, described, marked_turns
 from ...counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
 from ...distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
 from ...driver import ChannelDriver, PairSource
 from ...hints import Hinter, HintRenderer, TemplateHinter
 from ...metrics import Metrics
-from ...playing import EpisodeRunner
+from ...playing import EpisodeRunner, worth_a_look
 from ...preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, Preferences, rejected_here
+from ...progress import health
 from ...rollout import DpoPair, Rollout
 from ...settings import ChannelSettings
 from ...sites import Sites
@@ -114,6 +115,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._channel_metrics: dict[str, Metrics] = {"train": Metrics(), "eval": Metrics()}
         self._watch = Watch(lower_dose=self.settings.lower_dose)
         self._logged_step = 0
+        self._shown_eid: str | None = None
         self._separate_teacher: TeacherCopy | TeacherAdapter | None = None
         self._vocabulary: str | None = None
         self._driver: ChannelDriver | None = None
@@ -140,7 +142,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             head_precision=head_precision,
         )
         if self.settings.progress:
-            show_lines(self)
+            show_lines(self, lambda: self._shown_eid)
         # TRL's own table, which knows no failing turns, is not printed; its files and trackers get the column `errors`.
         self._completions_to_print: int | None = self.args.num_completions_to_print
         self.num_completions_to_print = 0
@@ -305,6 +307,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         if runners is None:
             return batch
         self._leave_out_lost(batch, runners)
+        self._shown_eid = worth_a_look([runner for runner in runners if runner is not None])
         driver, transcripts = self._driver, self.transcripts
         if self.log_completions:
             self._mark_completions(runners)
@@ -341,7 +344,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return batch
 
     def _mark_completions(self, runners: list[EpisodeRunner | None]) -> None:
-        """Add the failing turns of each row to the logged table of completions.
+        """Add the failing turns and the eid of each row to the logged table of completions.
 
         The rows of all processes are gathered, so every process has to call this.
 
@@ -354,6 +357,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         everywhere = gather_object(marked)
         self._marked.extend(everywhere)
         self._logs["extra"]["errors"].extend(described(one) for one in everywhere)
+        eids = gather_object([runner.eid if runner is not None else None for runner in runners])
+        self._logs["extra"][EID].extend(eid or "" for eid in eids)
 
     def _runners(self) -> list[EpisodeRunner | None] | None:
         """Return the runner of each row, None for rows of other environments; None if there are no environments."""
@@ -552,9 +557,9 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         super().log(logs, start_time)
         ended = "train_runtime" in logs  # the summary at the end is no step
         if self.log_completions and self.accelerator.is_main_process and self._logs["prompt"] and not ended:
-            self._print_completions()
+            self._print_completions(logs)
 
-    def _print_completions(self) -> None:
+    def _print_completions(self, logs: dict[str, float]) -> None:
         kept = self._logs
         marked = list(self._marked) or [{}] * len(kept["prompt"])
         Console().print(
@@ -567,6 +572,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 step=self.state.global_step,
                 most=self._completions_to_print,
                 extra={name: list(values) for name, values in kept["extra"].items()},
+                below=health(logs),
             )
         )
 
