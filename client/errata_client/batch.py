@@ -13,6 +13,7 @@ from errata_protocol.replay import Kind
 
 from .client import ErrataClient
 from .doors import PendingRequest
+from .waiting import waits_at
 
 Client = ErrataClient[Any, Any, Any]
 Result = Any
@@ -43,6 +44,8 @@ class Batch:
         self._kind = kind
         self._settled = settled
         self.call_timeout_s = 0.0
+        self._waits = waits_at(requests[0][0]._ws_url if requests else None)
+        self._wait = self._waits.begin(f"the replies to a batch of {kind}s", why=self._left)
         for place, (client, data) in enumerate(requests):
             self._pending[place] = None
             try:
@@ -52,6 +55,8 @@ class Batch:
                 self._pending[place] = client._begin(kind, fields, done) or _TaskRequest(client, kind, fields, done)
             except Exception as error:  # fails this place only
                 self._settle(place, error)
+        if not self._pending:
+            self._waits.end(self._wait)
 
     def _take(self, place: int, parse: Callable[[Any], Any], outcome: Any) -> None:
         if place not in self._pending:
@@ -65,6 +70,8 @@ class Batch:
 
     def _settle(self, place: int, result: Result) -> None:
         del self._pending[place]
+        if not self._pending:
+            self._waits.end(self._wait)
         self.results[place] = result
         self._arrived.append(place)
         self._settled(self._kind, result)
@@ -74,6 +81,7 @@ class Batch:
 
     async def all(self, timeout_s: float) -> list[Result]:
         """Wait for every result. Requests without a reply after ``timeout_s`` are cancelled and give TimeoutError."""
+        self._wait.most_s = timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 while self._pending:
@@ -94,6 +102,7 @@ class Batch:
         if not self._arrived and self._pending:
             loop = asyncio.get_running_loop()
             since = loop.time()
+            self._wait.most_s = until - self._wait.since
             try:
                 async with asyncio.timeout_at(until):
                     while not self._arrived:
@@ -101,6 +110,9 @@ class Batch:
             except TimeoutError:
                 self._time_out(until - since)
         return self._arrived.popleft() if self._arrived else None
+
+    def _left(self) -> str:
+        return f"{len(self._pending):,} of {len(self.results):,} are missing"
 
     async def _change(self) -> None:
         self._changed = asyncio.get_running_loop().create_future()
@@ -120,6 +132,7 @@ class Batch:
     def cancel(self) -> None:
         """Cancel the pending requests, whose results nobody will read."""
         pending, self._pending = self._pending, {}
+        self._waits.end(self._wait)
         for begun in pending.values():
             if begun is not None:
                 begun.cancel()

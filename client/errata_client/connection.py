@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Mapping
 from typing import Any, Self
@@ -18,6 +19,7 @@ from errata_protocol.mux.records import ReadKind
 from . import background
 from .dialing import Backoff, Dial, ws_url_of
 from .driver import ProtocolDriver, ReadOutcome
+from .waiting import Waits, waits_at
 
 _log = logging.getLogger("errata.client")
 
@@ -38,7 +40,12 @@ class Connection(ProtocolDriver):
         backoff: Waits between attempts to connect, and when to give up.
         group: Name of 21 to 128 characters ``A-Z a-z 0-9 _ -`` under which sessions are opened, so that any process
             that knows it can end them all with `close_group`; random by default.
+
+    Attributes:
+        waits: Where callers that wait are noted; set by `enter`.
     """
+
+    waits: Waits
 
     def __init__(
         self,
@@ -204,16 +211,20 @@ class Connection(ProtocolDriver):
             if self._loop is not None:
                 raise LocalProtocolError("this connection belongs to another event loop: make one for each loop")
             self._loop = loop
+            self.waits = waits_at(self.base_url)
         if self._closed:
             raise LocalProtocolError("this connection is closed: make another")
 
-    async def read(self, kind: ReadKind, session: ClientSession | None = None, data: bytes = b"{}") -> Answered:
+    async def read(
+        self, kind: ReadKind, session: ClientSession | None = None, data: bytes = b"{}", most_s: float = math.inf
+    ) -> Answered:
         """Send a read and return its answer; it is sent again on the next socket when one is lost.
 
         Args:
             kind: Type of the read.
             session: The session to read; None for reads of the server.
             data: Its ``data``, JSON.
+            most_s: How long the caller waits, seconds; only for the log.
 
         Raises:
             ErrataError: The answer is an error.
@@ -236,7 +247,8 @@ class Connection(ProtocolDriver):
         self._reads[read] = settle
         self.schedule_send()
         try:
-            return await answered
+            with self.waits.on(f"the answer to a {kind} read", most_s):
+                return await answered
         finally:
             if self._reads.pop(read, None) is not None:  # the caller was cancelled
                 self.machine.drop(read)

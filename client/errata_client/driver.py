@@ -40,6 +40,7 @@ from errata_protocol.mux import (
 from .dialing import Backoff, ConnectRefused, Dial
 from .outcome import copy_of, taken_over_error
 from .stats import ConnectionStats
+from .waiting import waits_at
 
 WRITE_BYTES = 1 << 20
 """Most bytes that are taken from the state machine at a time, so that replies are read while much is sent."""
@@ -105,6 +106,7 @@ class ProtocolDriver:
         self._reads: dict[ClientRead, Callable[[ReadOutcome], None]] = {}
         self._closing_sockets: set[asyncio.Task[None]] = set()
         self._resume_after_s = 0.0
+        self._no_socket_because: Exception | None = None
         self._closed = False
 
     @property
@@ -204,6 +206,13 @@ class ProtocolDriver:
         if self._first_socket is not None:
             ws, self._first_socket = self._first_socket, None
             return ws
+        self._no_socket_because = None
+        most_s = self._resume_after_s + (self.backoff.give_up_s if self.stats.connects else self.dial.connect_timeout_s)
+        with waits_at(self.dial.ws_url).on("a connection", most_s, lambda: self._no_socket_because):
+            return await self._opened(short, give_up_at, closed)
+
+    async def _opened(self, short: int, give_up_at: float, closed: str) -> ClientConnection:
+        assert self._loop is not None
         if self._resume_after_s:  # the server asked for this wait
             give_up_at += self._resume_after_s
             await asyncio.sleep(self._resume_after_s)
@@ -224,6 +233,7 @@ class ProtocolDriver:
                 if isinstance(error, ConnectRefused) or self.stats.connects == 0:
                     raise
                 failures, cause = failures + 1, error
+                self._no_socket_because = error
                 continue
             if ws.subprotocol != PROTOCOL_NAME:
                 self._close_socket(ws)

@@ -24,6 +24,7 @@ from errata_protocol.replay import EpisodeDetail, ForkReply, RewardPost, StateAt
 
 from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
 from .late_rewards import Reward, read_rewards
+from .waiting import waits_at
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -166,7 +167,8 @@ class HttpDoor:
     async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
         client = self._client_here()
         try:
-            response = await client.request(method, self._base + path, json=body)
+            with waits_at(self._base).on(f"the answer to a {method} request", self._timeout_s):
+                response = await client.request(method, self._base + path, json=body)
         except httpx.TransportError as error:
             if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
                 raise TimeoutError(f"{method} {path} got no answer within {self._timeout_s} s") from error

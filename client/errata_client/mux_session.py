@@ -94,6 +94,9 @@ class MuxSession:
         """Whether it was opened, and neither ended nor was taken over."""
         return self._session is not None and self.ended is None and not self._taken_over
 
+    def _last_refusal(self) -> ErrataError | None:
+        return self._refusal
+
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def open(self, timeout_s: float) -> None:
@@ -308,14 +311,15 @@ class MuxSession:
         session = self._live()
         try:
             async with asyncio.timeout(timeout_s):
-                return await self.connection.read(kind, session, data)
+                return await self.connection.read(kind, session, data, timeout_s)
         except TimeoutError as error:
             raise TimeoutError(f"no answer to a {kind} read within message_timeout_s={timeout_s:g}") from error
 
     async def _outcome(self, request: ClientRequest, replied: asyncio.Future[Replied], timeout_s: float) -> Replied:
         try:
-            async with asyncio.timeout(timeout_s):
-                return await replied
+            with self.connection.waits.on(f"the reply to a {request.kind}", timeout_s, self._last_refusal):
+                async with asyncio.timeout(timeout_s):
+                    return await replied
         except TimeoutError as error:
             refusal = self._refusal
             if self.abandon(request) and refusal is not None:
@@ -467,15 +471,16 @@ class MuxSession:
     async def _until(self, is_so: Callable[[], bool], timeout_s: float, what_not: str) -> None:
         """Wait until ``is_so()``, which is checked after every event; ``what_not`` is the text of the TimeoutError."""
         try:
-            async with asyncio.timeout(timeout_s):
-                while not is_so():
-                    self._check()
-                    if self._taken_over:
-                        raise taken_over_error()
-                    changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._changed.append(changed)
-                    self.connection.schedule_send()
-                    await changed
+            with self.connection.waits.on("a session", timeout_s, self._last_refusal):
+                async with asyncio.timeout(timeout_s):
+                    while not is_so():
+                        self._check()
+                        if self._taken_over:
+                            raise taken_over_error()
+                        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                        self._changed.append(changed)
+                        self.connection.schedule_send()
+                        await changed
         except TimeoutError as error:
             if self._refusal is not None:
                 raise copy_of(self._refusal) from error

@@ -25,6 +25,7 @@ from errata_protocol.replay import Kind
 from .dialing import refusal_reason
 from .frames import Frame, FrameInvalid, parse_frame, wire_error
 from .http_door import HttpDoor
+from .waiting import waits_at
 
 # With defaults, so that `client = ErrataClient(url)` needs no annotation.
 ActT = TypeVar("ActT", default=Any)
@@ -123,15 +124,16 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         """
         clock = asyncio.get_running_loop().time
         deadline, pause_s = clock() + self._connect_timeout, 0.02
-        while True:
-            try:
-                await self._open_once()
-                return
-            except SessionUnknown as refusal:
-                if "already has an attached" not in refusal.message or clock() + pause_s > deadline:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.5)
+        with waits_at(self._ws_url).on("a connection", self._connect_timeout):
+            while True:
+                try:
+                    await self._open_once()
+                    return
+                except SessionUnknown as refusal:
+                    if "already has an attached" not in refusal.message or clock() + pause_s > deadline:
+                        raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.5)
 
     async def _open_once(self) -> None:
         plain_url = self._ws_url
@@ -221,12 +223,13 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         ws = self._ws
         timeout_s = self._message_timeout if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                try:
-                    await ws.send(text)
-                except ConnectionClosed:
-                    pass  # the server may have sent an error frame before it closed
-                raw = await ws.recv(decode=False)
+            with waits_at(self._ws_url).on("a reply", timeout_s):
+                async with asyncio.timeout(timeout_s):
+                    try:
+                        await ws.send(text)
+                    except ConnectionClosed:
+                        pass  # the server may have sent an error frame before it closed
+                    raw = await ws.recv(decode=False)
             return parse_frame(raw)
         except TimeoutError as error:
             self.drop_socket()

@@ -20,6 +20,7 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from . import background
 from .connection import Connection
 from .dialing import Dial
+from .waiting import waits_at
 
 
 @dataclass(eq=False)
@@ -94,7 +95,8 @@ async def join(base_url: str, dial: Dial) -> Lease | ClientConnection | None:
     try:
         async with entry.lock:
             if entry.connection is None and not entry.is_plain:
-                socket = await dial.open(compression="deflate")
+                with waits_at(base_url).on("a connection", dial.connect_timeout_s):
+                    socket = await dial.open(compression="deflate")
                 entry.is_plain = socket.subprotocol != PROTOCOL_NAME
                 if not entry.is_plain:
                     entry.connection = Connection.on(base_url, dial, socket)

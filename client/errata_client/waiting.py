@@ -1,0 +1,143 @@
+"""`Waits`: says at WARNING, every 10 s, for what the callers of an event loop wait at a server.
+
+All clients of an event loop share one object for each server, so that thousands of sessions that wait for the same
+server give one line and not thousands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from . import background
+
+WARN_S = 10.0
+"""How long a caller waits until that is logged, and time between two lines, seconds."""
+_MAX_REASON = 300
+
+_log = logging.getLogger("errata.client")
+
+
+def _unknown() -> object:
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """One caller that waits.
+
+    Args:
+        what: What it waits for, e.g. ``the reply to a step``.
+        since: Loop time at which it began.
+        most_s: Longest time that it waits, seconds; may be set later.
+        why: Returns what is known of the reason, e.g. the last refusal; None for nothing.
+    """
+
+    what: str
+    since: float
+    most_s: float
+    why: Callable[[], object]
+
+
+class Waits:
+    """The callers that wait at one server, on one event loop.
+
+    Args:
+        server: Address of the server, as the log has it.
+        loop: The event loop.
+    """
+
+    def __init__(self, server: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._waits: dict[Wait, None] = {}  # oldest first
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, what: str, most_s: float = math.inf, why: Callable[[], object] = _unknown) -> Wait:
+        """Note that a caller waits from now on, until `end` is called with what this returns; see `Wait`."""
+        wait = Wait(what, self._loop.time(), most_s, why)
+        self._waits[wait] = None
+        if self._timer is None:
+            self._timer = self._loop.call_later(WARN_S, self._tell)
+        return wait
+
+    def end(self, wait: Wait) -> None:
+        """Note that a caller waits no longer; does nothing where that is known."""
+        self._waits.pop(wait, None)  # the timer stays: one every 10 s is less work than one for each request
+
+    @contextmanager
+    def on(self, what: str, most_s: float = math.inf, why: Callable[[], object] = _unknown) -> Iterator[None]:
+        """Note that the caller waits while the block runs; see `Wait`."""
+        wait = self.begin(what, most_s, why)
+        try:
+            yield
+        finally:
+            self.end(wait)
+
+    def text(self, now: float) -> str | None:
+        """Return the line about all callers that have waited for `WARN_S` at a loop time; None where none has."""
+        oldest: dict[str, Wait] = {}
+        number: dict[str, int] = {}
+        for wait in self._waits:
+            if now - wait.since < WARN_S - 0.001:  # a timer may fire a little early
+                break
+            oldest.setdefault(wait.what, wait)
+            number[wait.what] = number.get(wait.what, 0) + 1
+        if not oldest:
+            return None
+        return f"waiting for {self._server}: " + "; ".join(
+            _described(wait, number[what], now) for what, wait in oldest.items()
+        )
+
+    def _tell(self) -> None:
+        self._timer = None
+        if not self._waits:
+            return
+        now = self._loop.time()
+        text = self.text(now)
+        if text is not None:
+            _log.warning("%s", text)
+            self._timer = self._loop.call_later(WARN_S, self._tell)
+        else:
+            self._timer = self._loop.call_at(next(iter(self._waits)).since + WARN_S, self._tell)
+
+
+def _described(wait: Wait, number: int, now: float) -> str:
+    whose = wait.what if number == 1 else f"{wait.what} ({number:,} callers, this is the oldest)"
+    limit = "without a limit" if math.isinf(wait.most_s) else f"{wait.most_s:g} s at most"
+    why = wait.why()
+    reason = "" if why is None else f", {str(why) or type(why).__name__:.{_MAX_REASON}}"
+    return f"{whose} for {now - wait.since:.0f} s now, {limit}{reason}"
+
+
+_lock = threading.Lock()
+_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Waits]] = WeakKeyDictionary()
+
+
+def waits_at(url: str | None) -> Waits:
+    """Return the `Waits` of the running event loop for a server.
+
+    Args:
+        url: A URL of the server, without what stands in its query: that may be secret. None where there is none.
+    """
+    parts = urlsplit(url or "")
+    server = f"{parts.netloc.rpartition('@')[2]}{parts.path.removesuffix('/ws')}" or "a server"
+    loop = asyncio.get_running_loop()
+    with _lock:
+        of_loop = _loops.setdefault(loop, {})
+    return of_loop.setdefault(server, Waits(server, loop))
+
+
+def _forget_loops() -> None:
+    global _lock, _loops
+    _lock, _loops = threading.Lock(), WeakKeyDictionary()
+
+
+background.after_fork(_forget_loops)
