@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -70,6 +71,16 @@ def told(tool: Tool) -> Any:
     """What a trainer tells the student of a tool."""
     made = environment_factory("http://127.0.0.1:9", PlayedEnvironment("own", {tool.name: tool}))
     return get_json_schema(getattr(made, tool.name))["function"]
+
+
+def test_the_description_that_the_documentation_shows_is_a_factory() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    block = next(b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "PlayedEnvironment(" in b)
+    names: dict[str, Any] = {"environment_factory": environment_factory}
+    exec(compile(block, "docs/training.md", "exec"), names)
+    function = get_json_schema(names["environment"].move)["function"]
+    assert function["parameters"]["properties"]["direction"]["enum"] == ["up", "down"]
+    assert names["move"].action({"direction": "up"}) == {"kind": "move", "direction": "up"}
 
 
 def of_fields(**fields: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ log = logging.getLogger("errata.trainer")
 
 
 def discovered(
-    url: str, name: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    url: str, name: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0
 ) -> PlayedEnvironment:
     """Ask a server, of Errata or OpenEnv, for the tools of an environment, and return what a trainer needs of it.
 
