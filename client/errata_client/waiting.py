@@ -135,6 +135,24 @@ def waits_at(url: str | None) -> Waits:
     return of_loop.setdefault(server, Waits(server, loop))
 
 
+@contextmanager
+def blocking_wait(url: str, what: str, most_s: float) -> Iterator[None]:
+    """Note that a caller without an event loop waits while the block runs, beside the waits of blocking clients.
+
+    Args:
+        url: See `waits_at`.
+        what: See `Wait`.
+        most_s: See `Wait`.
+    """
+    loop = background.loop()
+    begun: list[Wait] = []
+    loop.call_soon_threadsafe(lambda: begun.append(waits_at(url).begin(what, most_s)))
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(lambda: waits_at(url).end(begun[0]))
+
+
 def _forget_loops() -> None:
     global _lock, _loops
     _lock, _loops = threading.Lock(), WeakKeyDictionary()

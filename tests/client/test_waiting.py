@@ -12,7 +12,8 @@ from mux_peer import MuxPeer, peered, until
 
 from errata_client import Backoff, Connection, EnvPool, ErrataClient
 from errata_client.dialing import Dial
-from errata_client.waiting import WARN_S, waits_at
+from errata_client.sync import run_blocking
+from errata_client.waiting import WARN_S, blocking_wait, waits_at
 from errata_server.simulation.loop import run
 
 URL = "http://token:secret@envs.example:8000/left"
@@ -90,6 +91,20 @@ def test_a_server_that_is_gone_is_told_until_it_is_given_up(caplog: pytest.LogCa
     for n, line in enumerate(told, 1):
         assert f"a connection for {10 * n} s now, 60 s at most, Failed to connect: refused" in line
         assert f"the answer to a capabilities read (100 callers, this is the oldest) for {10 * n} s now, 1000 s" in line
+
+
+async def test_a_blocking_caller_is_noted_with_the_blocking_clients() -> None:
+    def texts() -> tuple[str | None, str | None]:
+        async def ask() -> str | None:
+            return waits_at(URL).text(now_and_later())
+
+        with blocking_wait(URL, "the server's tasks", 60.0):
+            during = run_blocking(ask())
+        return during, run_blocking(ask())
+
+    during, after = await asyncio.to_thread(texts)
+    assert during == "waiting for envs.example:8000/left: the server's tasks for 10 s now, 60 s at most"
+    assert after is None
 
 
 @pytest.fixture

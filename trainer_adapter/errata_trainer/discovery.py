@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from errata_client.waiting import blocking_wait
 from errata_protocol.bounded_json import decode
 from errata_protocol.environment import default_agent_text
 from errata_protocol.errors import InvalidRequest, ServiceError
@@ -36,7 +37,7 @@ log = logging.getLogger("errata.trainer")
 
 
 def discovered(
-    url: str, name: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0
+    url: str, name: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0
 ) -> PlayedEnvironment:
     """Ask a server, of Errata or OpenEnv, for the tools of an environment, and return what a trainer needs of it.
 
@@ -188,7 +189,10 @@ class _Server:
         until = time.monotonic() + self._timeout_s
         content = bytearray()
         try:
-            with self._client.stream(method, self._base + path, json=body) as answer:
+            with (
+                blocking_wait(self._base, "the environment's tools", self._timeout_s),
+                self._client.stream(method, self._base + path, json=body) as answer,
+            ):
                 for piece in answer.iter_bytes():
                     content += piece
                     if len(content) > MAX_ANSWER:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
+from errata_client.waiting import blocking_wait
 from errata_protocol.errors import InvalidRequest, NotSupported, ServiceError
 
 PROMPT = "Work on the task with your tools, and submit when it is done.\n\n"
@@ -96,7 +98,8 @@ def _ask(client: httpx.Client, method: str, url: str, env: str, body: Mapping[st
         ServiceError: There was no answer within the client's timeout, or the server failed (status 5xx).
     """
     try:
-        answer = client.request(method, url, json=body)
+        with blocking_wait(url, "the server's tasks", client.timeout.read or math.inf):
+            answer = client.request(method, url, json=body)
     except httpx.HTTPError as error:
         raise ServiceError(f"{url}: no answer: {error}; is the server running there?") from error
     if answer.is_success:
