@@ -10,7 +10,7 @@ from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from openenv.core.env_server.types import Action
@@ -112,6 +112,13 @@ def test_tools_of_an_mcp_environment_are_those_that_it_lists(tmp_path: Path) -> 
             environment_factory(f"{server.url}/nowhere", "toolbox")
 
 
+def test_a_url_that_is_none_is_told() -> None:
+    with pytest.raises(InvalidRequest, match="is no URL"):
+        discovered("http://[", "own")
+    with pytest.raises(ConnectionError, match="correct the URL"):
+        discovered("127.0.0.1:9", "own")
+
+
 def test_a_server_that_is_not_there_is_told_before_anything_is_made() -> None:
     with pytest.raises(ConnectionError, match=r"publishes 'my_env'.*http://127.0.0.1:9/.*start the server first"):
         environment_factory("http://127.0.0.1:9", "my_env")
@@ -141,9 +148,12 @@ class Paint(Action):
     at: Point = Field(description="Where")
     path: list[Point] = Field(default_factory=list, description="Which way")
     note: str | None = Field(None, description="A remark", max_length=9)
+    remark: str | None = Field(None, description="Another")
     size: int | float = 1
     options: dict[str, int] = Field(default_factory=dict)
     grid: list[list[int]] = Field(description="Rows", min_length=1)
+    pair: tuple[int, str] = (0, "")
+    levels: list[Annotated[int, Field(ge=3)]] = Field(default_factory=list)
 
 
 def test_fields_of_an_action_are_told_with_their_types_and_descriptions() -> None:
@@ -157,8 +167,15 @@ def test_fields_of_an_action_are_told_with_their_types_and_descriptions() -> Non
     assert fields["at"]["type"] == "object"
     assert fields["at"]["description"].startswith("Where (JSON schema ") and '"x"' in fields["at"]["description"]
     assert fields["path"]["items"]["type"] == "object" and '"x"' in fields["path"]["description"]
-    assert fields["note"] == {"type": "string", "nullable": True, "description": "A remark"}
+    assert (fields["note"]["type"], fields["note"]["nullable"]) == ("string", True)
+    assert fields["note"]["description"].startswith("A remark (JSON schema ")
+    assert '"maxLength": 9' in fields["note"]["description"]
+    assert fields["remark"] == {"type": "string", "nullable": True, "description": "Another"}
     assert fields["size"]["type"] == ["integer", "number"] and fields["options"]["type"] == "object"
+    assert fields["options"]["additionalProperties"] == {"type": "integer"}
+    assert '"prefixItems": [{"type": "integer"}, {"type": "string"}]' in fields["pair"]["description"]
+    assert fields["levels"]["items"] == {"type": "integer"} and '"minimum": 3' in fields["levels"]["description"]
+    assert "Column" in fields["at"]["description"], "what an author wrote of an inner field is read, too"
     assert fields["grid"]["items"] == {"type": "array", "items": {"type": "integer"}}
     assert fields["grid"]["description"] == "Rows (minItems 1)"
     given = {"colour": "red", "at": {"x": 1}, "grid": [[1]]}

@@ -32,6 +32,9 @@ MAX_TEXT = 16 * 1024
 
 WAY_OUT = "describe the environment with a PlayedEnvironment, as docs/training.md shows"
 
+_INNER = ("items", "additionalProperties")
+_PYTHON = {"type", "enum", "anyOf", *_INNER}
+"""Keywords that types of Python can say."""
 _HEADINGS = ("Args", "Returns", "Raises")
 """Ends of names that transformers takes for headings of a docstring, where a colon follows."""
 _TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
@@ -152,14 +155,15 @@ def _description(field: Any, found: Mapping[str, Any], reader: _Reader, where: s
     says = [f"{name} {_json(whole[name], where)}" for name in _BOUNDS if name in whole]
     if whole.get("default") is not None:
         says.append(f"default {_json(whole['default'], where)}")
-    if _has_fields(found):  # which types of Python cannot say
+    if _says_more(found):
         says.append(f"JSON schema {_json(found, where)}")
     return " ".join(part for part in (text, f"({', '.join(says)})" if says else "") if part)
 
 
-def _has_fields(found: Mapping[str, Any]) -> bool:
-    inner = [*found.get("anyOf", ()), *([found["items"]] if "items" in found else ())]
-    return "properties" in found or any(_has_fields(schema) for schema in inner)
+def _says_more(found: Mapping[str, Any]) -> bool:
+    """Return whether a schema says what types of Python cannot: fields of objects, places of lists, inner bounds."""
+    inner = [*found.get("anyOf", ()), *(found[name] for name in _INNER if name in found)]
+    return not found.keys() <= _PYTHON or any(_says_more(schema) for schema in inner)
 
 
 def _json(value: Any, where: str) -> str:
@@ -210,7 +214,7 @@ class _Reader:
         return found
 
     def expressed(self, schema: Any, where: str, depth: int) -> dict[str, Any]:
-        """Return a schema of ``type``, ``enum``, ``items``, ``properties`` and ``anyOf`` alone; or ``const``.
+        """Return a schema without references and combinations but ``anyOf``; or ``const``.
 
         Raises:
             InvalidRequest: It has no such form.
@@ -222,8 +226,7 @@ class _Reader:
             return {"enum": self._values(found["enum"], where)}
         choices = self._list(found, "anyOf", where) or self._list(found, "oneOf", where)
         if choices:
-            told = [self.expressed(choice, where, depth + 1) for choice in choices]
-            return {"anyOf": [{"enum": self._values([t["const"]], where)} if "const" in t else t for t in told]}
+            return {"anyOf": [self._inner(choice, where, depth) for choice in choices]}
         kinds = found.get("type")
         if isinstance(kinds, list):
             return {"anyOf": [self._typed({**found, "type": kind}, where, depth) for kind in kinds]}
@@ -235,16 +238,28 @@ class _Reader:
             return {}
         if kind not in _TYPES:
             raise _refusal(where, f"{printable(kind, MAX_NAME)!r} is no type of JSON schema")
-        if kind == "array" and "items" in found:
-            items = self.expressed(found["items"], f"{where}[]", depth + 1)
-            return {"type": kind, "items": {"enum": [items["const"]]} if "const" in items else items}
-        if kind == "object" and isinstance(properties := found.get("properties"), Mapping):
-            inner = {
-                name: self.expressed(field, f"{where}.{printable(name, MAX_NAME)}", depth + 1)
-                for name, field in properties.items()
-            }
-            return {"type": kind, "properties": inner, "required": _names(found.get("required", ()), where)}
-        return {"type": kind}
+        # What an argument's own description says is written there; of what is within it, the schema is.
+        told = {} if depth == 1 else {name: found[name] for name in (*_BOUNDS, "description") if name in found}
+        told["type"] = kind
+        if kind == "array":
+            if "items" in found and found["items"] is not False:  # False stands behind places
+                told["items"] = self._inner(found["items"], f"{where}[]", depth)
+            if places := self._list(found, "prefixItems", where):
+                told["prefixItems"] = [self._inner(place, f"{where}[]", depth) for place in places]
+        if kind == "object":
+            if isinstance(properties := found.get("properties"), Mapping):
+                told["properties"] = {
+                    name: self._inner(field, f"{where}.{printable(name, MAX_NAME)}", depth)
+                    for name, field in properties.items()
+                }
+                told["required"] = _names(found.get("required", ()), where)
+            if isinstance(values := found.get("additionalProperties"), Mapping):
+                told["additionalProperties"] = self._inner(values, f"{where}.*", depth)
+        return told
+
+    def _inner(self, schema: Any, where: str, depth: int) -> dict[str, Any]:
+        told = self.expressed(schema, where, depth + 1)
+        return {"enum": self._values([told["const"]], where)} if "const" in told else told
 
     def _values(self, values: Any, where: str) -> list[Any]:
         if not isinstance(values, list) or not 0 < len(values) <= MAX_VALUES:

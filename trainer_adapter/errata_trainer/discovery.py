@@ -56,10 +56,14 @@ def discovered(
         ConnectionError: The server cannot be reached.
         ServiceError: The server failed, or answered something else than it should.
     """
-    parts = urlsplit(url.rstrip("/"))
+    try:
+        parts = urlsplit(url.rstrip("/"))
+    except ValueError as error:
+        raise InvalidRequest(f"{printable(url, 200)!r} is no URL ({error}): give http://host:port") from error
     base = parts._replace(scheme=_SCHEMES.get(parts.scheme, parts.scheme)).geturl()
     local = parts.hostname in _LOOPBACK
-    with httpx.Client(headers=dict(headers or {}), timeout=timeout_s, trust_env=not local) as client:
+    asked = {**(headers or {}), "Accept-Encoding": "identity"}  # so that an answer is as large as it looks
+    with httpx.Client(headers=asked, timeout=timeout_s, trust_env=not local, follow_redirects=True) as client:
         server = _Server(client, base, name, timeout_s)
         server.check_name()
         schema = server.action_schema()
@@ -193,13 +197,13 @@ class _Server:
                 blocking_wait(self._base, "the environment's tools", self._timeout_s),
                 self._client.stream(method, self._base + path, json=body) as answer,
             ):
-                for piece in answer.iter_bytes():
+                for piece in answer.iter_raw():
                     content += piece
                     if len(content) > MAX_ANSWER:
                         raise ServiceError(f"{place} answers more than {MAX_ANSWER:,} bytes: is it an OpenEnv server?")
                     if time.monotonic() > until:
                         raise ServiceError(f"{place} was not answered completely within {self._timeout_s:g} s")
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConnectionError(
                 f"no package that is installed here publishes {self._name!r}, and the server cannot be asked for its "
                 f"tools: {place}: {error or type(error).__name__}; start the server first, or correct the URL"

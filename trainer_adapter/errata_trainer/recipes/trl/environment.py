@@ -269,6 +269,8 @@ def _hint(schema: Mapping[str, Any], required: bool) -> Any:
         hint = Any if Any in kinds else typing.Union[tuple(kinds)]  # noqa: UP007 # of a tuple
     elif schema.get("type") == "array" and "items" in schema:
         hint = GenericAlias(list, (_hint(schema["items"], True),))
+    elif schema.get("type") == "object" and isinstance(values := schema.get("additionalProperties"), Mapping):
+        hint = GenericAlias(dict, (str, _hint(values, True)))
     else:
         kind = schema.get("type")
         hint = _HINTS.get(kind, Any) if isinstance(kind, str) else Any
