@@ -82,16 +82,17 @@ class Waits:
             self.end(wait)
 
     def text(self, now: float) -> str | None:
-        """Return the line about all callers that have waited for `WARN_S` at a loop time; None where none has."""
+        """Return the line about the callers that wait at a loop time; None where none has waited for `WARN_S`."""
         oldest: dict[str, Wait] = {}
         number: dict[str, int] = {}
+        first = next(iter(self._waits), None)
+        if first is None or now - first.since < WARN_S - 0.001:  # a timer may fire a little early
+            return None
         for wait in self._waits:
-            if now - wait.since < WARN_S - 0.001:  # a timer may fire a little early
+            if now - wait.since < WARN_S - 1.0:  # what began with the first one has the same reason, or is it
                 break
             oldest.setdefault(wait.what, wait)
             number[wait.what] = number.get(wait.what, 0) + 1
-        if not oldest:
-            return None
         return f"waiting for {self._server}: " + "; ".join(
             _described(wait, number[what], now) for what, wait in oldest.items()
         )

@@ -49,6 +49,20 @@ def test_a_line_comes_after_ten_seconds_and_every_ten_until_the_wait_is_over(cap
     ]
 
 
+def test_the_first_line_has_the_connection_that_was_lost_just_after_a_step_was_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story() -> None:
+        with waits_at(URL).on("the reply to a step", 60.0):
+            await asyncio.sleep(0.2)
+            with waits_at(URL).on("a connection", 120.0, lambda: ConnectionError()):
+                await asyncio.sleep(15.0)
+
+    in_virtual_time(story)
+    (line,) = lines(caplog)
+    assert line.endswith("; a connection for 10 s now, 120 s at most, ConnectionError")
+
+
 def test_ten_thousand_waits_are_one_line_and_quick_ones_none(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async def wait(url: str) -> None:
