@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from errata_protocol.exception_text import text_of
+
 from . import background
 
 WARN_S = 10.0
@@ -25,7 +27,11 @@ _MAX_REASON = 300
 _log = logging.getLogger("errata.client")
 
 
-def _unknown() -> object:
+Reason = Callable[[], BaseException | str | None]
+"""Returns what is known of the reason of a wait, e.g. the last refusal; None for nothing."""
+
+
+def _unknown() -> None:
     return None
 
 
@@ -37,13 +43,13 @@ class Wait:
         what: What it waits for, e.g. ``the reply to a step``.
         since: Loop time at which it began.
         most_s: Longest time that it waits, seconds; may be set later.
-        why: Returns what is known of the reason, e.g. the last refusal; None for nothing.
+        why: Called for each line about it.
     """
 
     what: str
     since: float
     most_s: float
-    why: Callable[[], object]
+    why: Reason
 
 
 class Waits:
@@ -60,7 +66,7 @@ class Waits:
         self._waits: dict[Wait, None] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, what: str, most_s: float = math.inf, why: Callable[[], object] = _unknown) -> Wait:
+    def begin(self, what: str, most_s: float = math.inf, why: Reason = _unknown) -> Wait:
         """Note that a caller waits from now on, until `end` is called with what this returns; see `Wait`."""
         wait = Wait(what, self._loop.time(), most_s, why)
         self._waits[wait] = None
@@ -73,7 +79,7 @@ class Waits:
         self._waits.pop(wait, None)  # the timer stays: one every 10 s is less work than one for each request
 
     @contextmanager
-    def on(self, what: str, most_s: float = math.inf, why: Callable[[], object] = _unknown) -> Iterator[None]:
+    def on(self, what: str, most_s: float = math.inf, why: Reason = _unknown) -> Iterator[None]:
         """Note that the caller waits while the block runs; see `Wait`."""
         wait = self.begin(what, most_s, why)
         try:
@@ -114,7 +120,7 @@ def _described(wait: Wait, number: int, now: float) -> str:
     whose = wait.what if number == 1 else f"{wait.what} ({number:,} callers, this is the oldest)"
     limit = "without a limit" if math.isinf(wait.most_s) else f"{wait.most_s:g} s at most"
     why = wait.why()
-    reason = "" if why is None else f", {str(why) or type(why).__name__:.{_MAX_REASON}}"
+    reason = "" if why is None else f", {text_of(why) if isinstance(why, BaseException) else why:.{_MAX_REASON}}"
     return f"{whose} for {now - wait.since:.0f} s now, {limit}{reason}"
 
 
