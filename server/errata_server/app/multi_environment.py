@@ -176,7 +176,8 @@ def _forward(by_name: Mapping[str, FastAPI], rest: str) -> Any:
     async def endpoint(env_name: str, request: Request) -> Response:
         served = by_name.get(env_name.lower())
         if served is None:
-            raise HTTPException(status.HTTP_404_NOT_FOUND, f"unknown environment {env_name!r}")
+            known = ", ".join(by_name)
+            raise HTTPException(status.HTTP_404_NOT_FOUND, f"unknown environment {env_name!r}: there are {known}")
         return Forwarded(served, f"/{rest}")
 
     return endpoint

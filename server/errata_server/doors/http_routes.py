@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, FailFast, TypeAdapter, ValidationError
@@ -27,7 +27,15 @@ from ..episodes.interface import EpisodeReads
 from ..runtime import metrics
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
-from .input_errors import BodyTooLong, TooManyValues, answer_invalid, answer_unreadable, bounded_errors, error_json
+from .input_errors import (
+    BodyTooLong,
+    TooManyValues,
+    answer_invalid,
+    answer_unreadable,
+    bounded_errors,
+    error_json,
+    named_fields,
+)
 from .json_rpc import read_rpc
 from .json_values import exceeds, too_many
 from .mcp import McpDoor
@@ -101,7 +109,7 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
         reads: Reads the episodes.
     """
 
-    @app.get("/episodes", tags=["Errata"])
+    @app.get("/episodes", **_EPISODES)
     async def list_episodes(
         request: Request,
         limit: int = Query(default=50, ge=1, le=MAX_PAGE),
@@ -122,7 +130,7 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
         )
         return _json(page.model_dump(mode="json"))
 
-    @app.get("/episodes/{eid}", tags=["Errata"])
+    @app.get("/episodes/{eid}", **_EPISODES)
     async def get_episode(request: Request, eid: str) -> Response:
         found = await reads.detail(eid, principal(request))
         text = error_json(found.model_copy(update={"turns": []}).model_dump(mode="json"))
@@ -130,7 +138,7 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
         before, _, after = text.partition(b'"turns":[]')
         return _list(found.turns, before + b'"turns":', after)
 
-    @app.get("/episodes/{eid}/states/{t}", tags=["Errata"])
+    @app.get("/episodes/{eid}/states/{t}", **_EPISODES)
     async def get_state(request: Request, eid: str, t: str) -> Response:
         if not (t.isascii() and t.isdecimal()) or len(t) > 18:
             raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t[:100]!a}")
@@ -145,62 +153,60 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
             return Response(status_code=304, headers=headers)
         return Response(found.payload, media_type="application/json", headers=headers)
 
-    @app.get("/episodes/{eid}/rewards", tags=["Errata"])
+    @app.get("/episodes/{eid}/rewards", **_EPISODES)
     async def list_rewards(request: Request, eid: str) -> Response:
         return _list(await reads.rewards(eid, principal(request)))
 
 
 def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> None:
-    @app.get("/episodes/{eid}/bundle", tags=["Errata"])
+    @app.get("/episodes/{eid}/bundle", **_EPISODES)
     async def get_bundle(
         request: Request, eid: str, also: Annotated[list[str] | None, Query()] = None, ancestors: bool = True
     ) -> Response:
         lines = bundle(runtime.store, runtime.clock, [eid, *(also or ())], principal(request), ancestors=ancestors)
-        first = await anext(lines)  # raises the errors of the request, while a status can still be sent
-        return StreamingResponse(_with_first(first, lines), media_type="application/x-ndjson")
+        return await streamed(lines)
 
-    @app.post("/episodes/delete", tags=["Errata"])
+    @app.post("/episodes/delete", **_EPISODES)
     async def delete_episodes(request: Request) -> Response:
         try:
             asked = DeleteRequest.model_validate(parse_object(await _message(request, MAX_LIST_BODY), MAX_LIST_BODY))
         except ValidationError as error:
-            raise InvalidRequest(
-                'what is to be deleted is {"eids": ["...", ...]}, at most 1000',
-                errors=bounded_errors(error.errors(include_url=False)),
-            ) from error
+            raise _not_valid('what is to be deleted is {"eids": ["...", ...]}, at most 1000', error) from error
         deleted = await episodes.deletion.delete_all(asked.eids, principal(request), unused_only=asked.unused_only)
         return _json(deleted.model_dump(mode="json"))
 
-    @app.delete("/episodes/{eid}", tags=["Errata"])
+    @app.delete("/episodes/{eid}", **_EPISODES)
     async def delete_episode(request: Request, eid: str) -> Response:
         return _json({"eid": eid, "deleted": await episodes.deletion.delete(eid, principal(request))})
 
-    @app.post("/episodes/{eid}/fork", tags=["Errata"])
+    @app.post("/episodes/{eid}/fork", **_EPISODES)
     async def post_fork(request: Request, eid: str) -> Response:
         try:
             asked = ForkRequest.model_validate(parse_object(await _message(request, MAX_FORK_BODY), MAX_FORK_BODY))
         except ValidationError as error:
-            raise InvalidRequest(
-                'a fork request is {"t": 5, "request_id": "..."}',
-                errors=bounded_errors(error.errors(include_url=False)),
-            ) from error
+            raise _not_valid('a fork request is {"t": 5, "request_id": "..."}', error) from error
         return _json((await episodes.forks.fork(eid, asked, principal(request))).model_dump(mode="json"))
 
-    @app.post("/episodes/{eid}/rewards", tags=["Errata"])
+    @app.post("/episodes/{eid}/rewards", **_EPISODES)
     async def post_rewards(request: Request, eid: str) -> Response:
         body = parse_json(await _message(request, MAX_LIST_BODY), MAX_LIST_BODY)
         try:
             posts = _POSTS.validate_python(body if isinstance(body, list) else [body])
         except ValidationError as error:
-            raise InvalidRequest(
-                'a reward is {"t": 5, "value": 0.5, "source": "...", "reward_id": "..."}, or a list of these',
-                errors=bounded_errors(error.errors(include_url=False)),
+            raise _not_valid(
+                'a reward is {"t": 5, "value": 0.5, "source": "...", "reward_id": "..."}, or a list of these', error
             ) from error
         rows = await runtime.rewards.post_all(eid, posts, principal(request))
         made = [reward_record(row) for row in rows]
         if not isinstance(body, list):
             return _json(made[0].model_dump())
         return _list(made)
+
+
+async def streamed(lines: AsyncIterator[bytes]) -> Response:
+    """Return an answer with lines as they are made; an error of the first one is raised, while a status can be sent."""
+    first = await anext(lines)
+    return StreamingResponse(_with_first(first, lines), media_type="application/x-ndjson")
 
 
 async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -265,6 +271,31 @@ async def answer_error(_: Request, error: Exception) -> Response:
         raise error
     headers = {"Retry-After": "5"} if error.retryable else {}
     return _json(error.to_wire(), error.info.http_status, headers)
+
+
+def _not_valid(expected: str, error: ValidationError) -> InvalidRequest:
+    """Return the error for a body that is not what is expected; it names the fields that are wrong."""
+    errors = bounded_errors(error.errors(include_url=False))
+    return InvalidRequest(f"{expected}; {named_fields(errors)}", errors=errors)
+
+
+async def _refuse_unknown_parameters(request: Request) -> None:
+    """Refuse a query with a parameter that the route does not have: a filter that is ignored would show too much.
+
+    Raises:
+        InvalidRequest: There is one; the message names those that the route has.
+    """
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    unknown = next((name for name in request.query_params if name not in known), None)
+    if unknown is not None:
+        takes = f"takes {', '.join(known)}" if known else "takes no parameters"
+        raise InvalidRequest(
+            f"unknown query parameter {unknown[:100]!a}: {request.method} {request.url.path[:200]} {takes}"
+        )
+
+
+_EPISODES: dict[str, Any] = {"tags": ["Errata"], "dependencies": [Depends(_refuse_unknown_parameters)]}
+"""Arguments of the routes below ``/episodes``."""
 
 
 def _list(records: Sequence[BaseModel], before: bytes = b"", after: bytes = b"") -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -43,6 +43,18 @@ def bounded_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: quote(value) for key, value in error.items()} for error in itertools.islice(errors, MAX_ERRORS)]
 
 
+def named_fields(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first errors of `bounded_errors` as text: each field and what is wrong with it."""
+    told = []
+    for wrong in errors[:3]:
+        place = wrong.get("loc")
+        where = ".".join(map(str, place)) if isinstance(place, list | tuple) else str(place or "")
+        what = str(wrong.get("msg", "not valid"))[:MAX_QUOTED]
+        told.append(f"{where[:MAX_QUOTED]}: {what}" if where else what)
+    left_out = len(errors) - len(told)
+    return "; ".join(told) + (f"; and {left_out} more" if left_out else "")
+
+
 def error_json(data: Any) -> bytes:
     """Return ``data`` as JSON. Never fails: NaN and infinities become null, lone surrogates are escaped."""
     try:
@@ -55,8 +67,7 @@ async def answer_invalid(_: Request, error: Exception) -> Response:
     """Answer a `RequestValidationError` with 422: FastAPI's ``detail``, and our ``code`` and ``message``."""
     assert isinstance(error, RequestValidationError)
     detail = bounded_errors(error.errors())
-    message = "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in detail[:3])
-    body = {"code": "VALIDATION_ERROR", "message": message, "detail": detail}
+    body = {"code": "VALIDATION_ERROR", "message": named_fields(detail), "detail": detail}
     return Response(error_json(body), 422, media_type="application/json")
 
 

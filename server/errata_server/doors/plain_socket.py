@@ -38,7 +38,7 @@ from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
 from .capabilities import capabilities_data
 from .injected_state import reset_to
-from .input_errors import bounded_errors, error_json
+from .input_errors import bounded_errors, error_json, named_fields
 from .json_rpc import parse_rpc
 from .mcp import McpDoor
 from .session_socket import SocketDoor
@@ -101,9 +101,9 @@ class PlainSocket(SocketDoor):
             frame = await parse_object_async(message, self._sessions.runtime.settings.max_frame)
             return await self._dispatch(session, frame)
         except ValidationError as error:
-            return _error_frame(
-                {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": bounded_errors(_errors_of(error))}
-            )
+            errors = bounded_errors(_errors_of(error))
+            told = f"Invalid message: {named_fields(errors)}"
+            return _error_frame({"message": told, "code": "VALIDATION_ERROR", "errors": errors})
         except EnvironmentOutputInvalid as error:
             # OpenEnv's server has no code of its own for it. A client that sent a capability probe knows ours.
             code = error.code if self._probed else "EXECUTION_ERROR"

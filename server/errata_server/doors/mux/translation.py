@@ -18,7 +18,7 @@ from ...runtime.rows import wire_digest
 from ...sessions.decoding import read_action
 from ...sessions.reexecution import as_received
 from ...sessions.session import Request
-from ..input_errors import bounded_errors
+from ..input_errors import bounded_errors, named_fields
 from ..json_rpc import invalid_call, parse_rpc
 from ..mcp import McpDoor
 from ..strict_json import parse_object
@@ -82,10 +82,8 @@ class RequestDecoder:
         return Request("mcp", run.data, call=request.call, id=run.id, sha=run.sha, timeout_s=timeout_s)
 
     def _no_action(self, error: ValidationError) -> InvalidRequest:
-        return InvalidRequest(
-            f"this is no {self._action_cls.__name__}: see errors",
-            errors=bounded_errors(error.errors(include_context=False, include_url=False)),
-        )
+        errors = bounded_errors(error.errors(include_context=False, include_url=False))
+        return InvalidRequest(f"this is no {self._action_cls.__name__}: {named_fields(errors)}", errors=errors)
 
 
 def object_of(data: bytes) -> dict[str, Any]:
