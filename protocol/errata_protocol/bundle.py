@@ -26,6 +26,7 @@ from pydantic_core import from_json, to_json
 from .errors import InvalidRequest
 from .payload import DIGEST_PREFIX
 from .replay import EpisodeDetail, EpisodeSummary, Kind, Origin, RewardRecord, TurnRecord
+from .task_names import task_of
 
 FORMAT = "errata-bundle"
 VERSION = 1
@@ -71,6 +72,8 @@ class EpisodeRecord(_Line):
         deliveries: Number of `DeliveryRecord`s that follow.
         rewards: Number of `BundledReward`s that follow.
         recovery: Recovery class of its session.
+        task: Task of the episode, if it has a name.
+        status: Status of its session when this was written: ``open``, ``closed``, ``lost`` or ``expired``.
     """
 
     record: Literal["episode"] = "episode"
@@ -82,6 +85,8 @@ class EpisodeRecord(_Line):
     origin: Origin | None = None
     agent_text_version: str | None = None
     recovery: str | None = None
+    task: str | None = None
+    status: str | None = None
     deliveries: Count
     rewards: Count = 0
 
@@ -310,6 +315,9 @@ class BundledEpisode:
     Attributes:
         places: (offset, length) of the line of each delivery in the bundle, by t.
         turn_at: The turn of each of these deliveries, by t.
+        task: Task of the episode; in a bundle of an earlier version, what its first delivery names.
+        last: Time of the newest delivery, seconds since the epoch.
+        span: Place of all its lines in the bundle, which follow one another: first byte and the byte after the last.
     """
 
     def __init__(self, record: EpisodeRecord) -> None:
@@ -318,6 +326,13 @@ class BundledEpisode:
         self.rewards: list[RewardRecord] = []
         self.places: dict[int, tuple[int, int]] = {}
         self.turn_at: dict[int, TurnRecord] = {}
+        self.task = record.task
+        self.last = record.created
+        self.span = (0, 0)
+
+    def extend(self, begin: int, end: int) -> None:
+        """Take the place of the next line of the episode."""
+        self.span = (self.span[0] or begin, end)
 
     @property
     def summary(self) -> EpisodeSummary:
@@ -341,6 +356,9 @@ class BundledEpisode:
             "deliveries": len(self.turns),
             "reward": _finite_sum(turn.reward or 0.0 for turn in self.turns),
             "error_kinds": dict(sorted(kinds.items())),
+            "task": self.task,
+            "status": "done" if any(turn.done for turn in self.turns) else self.record.status,
+            "last": self.last,
         }
 
 
@@ -358,6 +376,8 @@ def index_bundle(lines: Iterable[bytes]) -> dict[str, BundledEpisode]:
     """
     found: dict[str, BundledEpisode] = {}
     for offset, length, record in read_bundle(lines):
+        if isinstance(record, DeliveryRecord | FailureRecord | BundledReward) and record.eid in found:
+            found[record.eid].extend(offset, offset + length)
         if isinstance(record, EpisodeRecord):
             found[record.eid] = BundledEpisode(record)
         elif isinstance(record, DeliveryRecord | BundledReward):
@@ -368,6 +388,9 @@ def index_bundle(lines: Iterable[bytes]) -> dict[str, BundledEpisode]:
                 episode.turns.append(record.turn)
                 episode.places[record.t] = (offset, length)
                 episode.turn_at[record.t] = episode.turns[-1]
+                episode.last = record.created
+                if episode.task is None and len(episode.turns) == 1:
+                    episode.task = task_of(record.payload_bytes, record.request_bytes)
             else:
                 episode.rewards.append(
                     RewardRecord(t=record.t, value=record.value, source=record.source, reward_id=record.reward_id)

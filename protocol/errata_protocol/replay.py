@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,7 +29,7 @@ class StateAt:
     eid: str
     t: int
     kind: Kind
-    payload: bytes
+    payload: bytes = field(repr=False)
     digest: str
     source: Literal["server", "history"] = "server"
 
@@ -122,6 +122,9 @@ class EpisodeSummary(BaseModel):
         reward: Sum of the finite rewards.
         error_kinds: Marked turns by kind.
         origin: Parent and t of a fork.
+        task: Task that its first observation names, or the arguments of its reset; None if neither does.
+        status: ``done``, or the status of its session: ``open``, ``closed``, ``lost`` or ``expired``.
+        last: Time of its newest delivery, seconds since the epoch.
     """
 
     eid: str
@@ -134,6 +137,9 @@ class EpisodeSummary(BaseModel):
     reward: float = 0.0
     error_kinds: dict[str, int] = Field(default_factory=dict)
     origin: Origin | None = None
+    task: str | None = None
+    status: str | None = None
+    last: float | None = None
 
 
 class EpisodeDetail(EpisodeSummary):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 from errata_protocol.errors import NoReset
-from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, RewardRecord, TurnRecord
+from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardRecord, TurnRecord
 
-from ..ids import name_of
-from ..journal.base import DeliveryRow, EpisodeRow, EpisodeStats, TurnRow
+from ..journal.base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, TurnRow
 from ..runtime.rewards import reward_record
 from ..runtime.rows import wire_digest
 from ..runtime.store import Store
 from .interface import Delivered
+from .summaries import summaries
 
 
 class JournalReads:
@@ -70,18 +71,21 @@ class JournalReads:
     ) -> EpisodePage:
         """Return one page of episodes, newest first."""
         before = int(cursor) if cursor is not None else None
-        found, following = await self._store.episodes(
-            limit=limit,
-            before=before,
-            environment=environment,
-            error_kind=error_kind,
-            episode_id=episode_id,
-            principal=principal,
-        )
-        return EpisodePage(
-            episodes=[EpisodeSummary(**_summary(s)) for s in found],
-            next=str(following) if following is not None else None,
-        )
+
+        def read(journal: Journal) -> EpisodePage:
+            found, following = journal.episodes(
+                limit=limit,
+                before=before,
+                environment=environment,
+                error_kind=error_kind,
+                episode_id=episode_id,
+                principal=principal,
+            )
+            return EpisodePage(
+                episodes=summaries(journal, found), next=str(following) if following is not None else None
+            )
+
+        return await self._store.read(read)
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
         """Return an episode and its turns.
@@ -90,14 +94,12 @@ class JournalReads:
             UnknownEpisode: The episode does not exist or has another owner.
         """
         row, turns = await self._store.owned_turns(eid, principal)
-        return await asyncio.to_thread(_detail, row, turns)  # an episode may have a hundred thousand turns
+        # On a thread, whatever the journal is: an episode may have a hundred thousand turns.
+        return await asyncio.to_thread(_detail, self._store.journal, row, turns)
 
 
-def _detail(row: EpisodeRow, turns: Sequence[TurnRow]) -> EpisodeDetail:
-    kinds: dict[str, int] = {}
-    for turn in turns:
-        if turn.error_kind is not None:
-            kinds[turn.error_kind] = kinds.get(turn.error_kind, 0) + 1
+def _detail(journal: Journal, row: EpisodeRow, turns: Sequence[TurnRow]) -> EpisodeDetail:
+    kinds = Counter(turn.error_kind for turn in turns if turn.error_kind is not None)
     stats = EpisodeStats(
         row,
         len(turns),
@@ -105,23 +107,10 @@ def _detail(row: EpisodeRow, turns: Sequence[TurnRow]) -> EpisodeDetail:
         any(t.done for t in turns),
         dict(sorted(kinds.items())),
     )
-    return EpisodeDetail(**_summary(stats), turns=[_turn(t) for t in turns], agent_text_version=row.agent_text_version)
-
-
-def _summary(stats: EpisodeStats) -> dict[str, object]:
-    row = stats.row
-    return {
-        "eid": row.eid,
-        "episode_id": row.episode_id,
-        "environment": row.environment,
-        "session": name_of(row.sid),
-        "created": row.created,
-        "done": stats.done,
-        "deliveries": stats.deliveries,
-        "reward": stats.reward,
-        "error_kinds": stats.error_kinds,
-        "origin": row.origin,
-    }
+    (summary,) = summaries(journal, [stats])
+    return EpisodeDetail(
+        **dict(summary), turns=[_turn(turn) for turn in turns], agent_text_version=row.agent_text_version
+    )
 
 
 def _turn(turn: TurnRow) -> TurnRecord:

@@ -20,7 +20,6 @@ from errata_protocol.errors import CallerError, JournalUnavailable
 from ..journal.base import (
     DeliveryRow,
     EpisodeRow,
-    EpisodeStats,
     HeldEpisode,
     Journal,
     Record,
@@ -216,6 +215,10 @@ class Store:
             raise JournalUnavailable(f"the journal cannot be read now: {error}", retry_after=1.0) from error
         return await future
 
+    def read(self, function: Callable[[Journal], R]) -> Awaitable[R]:
+        """Return ``function(journal)``: one trip to the pool for all that it reads."""
+        return self._read(function, self.journal)
+
     # -- commits ------------------------------------------------------------------------------------------------------
 
     def commit(self, *records: Record) -> Awaitable[None]:
@@ -353,27 +356,6 @@ class Store:
     def turns(self, eid: str, *, semantic: bool = False) -> Awaitable[list[TurnRow]]:
         """Return the deliveries of an episode without payloads."""
         return self._read(self.journal.turns, eid, semantic=semantic)
-
-    def episodes(
-        self,
-        *,
-        limit: int,
-        before: int | None = None,
-        environment: str | None = None,
-        error_kind: str | None = None,
-        episode_id: str | None = None,
-        principal: str | None,
-    ) -> Awaitable[tuple[list[EpisodeStats], int | None]]:
-        """Return a page of episodes and the cursor of the next one."""
-        return self._read(
-            self.journal.episodes,
-            limit=limit,
-            before=before,
-            environment=environment,
-            error_kind=error_kind,
-            episode_id=episode_id,
-            principal=principal,
-        )
 
     def held(self, *, after: int, limit: int) -> Awaitable[list[HeldEpisode]]:
         """Return episodes of all owners, oldest first."""
