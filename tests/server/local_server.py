@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import uvicorn
+
 from errata_server.serve.server import Bind, Served, _AnnouncingServer, _config, _listen, _url_of, build, prepare
 from errata_server.settings import Settings
 
@@ -66,3 +68,25 @@ class LocalServer:
         self._server.should_exit = True
         self._thread.join(END_S)
         assert not self._thread.is_alive(), "the server did not stop"
+
+
+@contextlib.contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve an application without a runtime, such as that of bundles; yield its URL."""
+    bind = Bind(port=0)
+    listening = _listen(bind)
+    server = _Quiet(_config(app, bind))
+    thread = threading.Thread(target=asyncio.run, args=[server.serve(sockets=[listening])], name="local-server")
+    thread.start()
+    try:
+        yield _url_of(listening)
+    finally:
+        server.should_exit = True
+        thread.join(END_S)
+
+
+class _Quiet(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield

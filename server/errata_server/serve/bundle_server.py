@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
-from errata_protocol.bundle import BundledEpisode, DeliveryRecord, bundle_lines, index_bundle, parse_line
+from errata_protocol.bundle import (
+    MAX_LINE_BYTES,
+    BundledEpisode,
+    BundledReward,
+    BundleHeader,
+    BundleWriter,
+    DeliveryRecord,
+    FailureRecord,
+    bundle_lines,
+    index_bundle,
+    parse_line,
+)
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
+from errata_protocol.errors import InvalidRequest, JournalUnavailable, NotSupported, UnknownEpisode
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
 from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, RewardRecord
@@ -147,6 +160,32 @@ class Archive:
             raise JournalUnavailable(f"t={t} of {eid} does not match its digest: the file {file.name} is damaged")
         return Delivered(t, turn.kind, record.payload_bytes, turn.digest)
 
+    async def bundle(self, eid: str) -> AsyncIterator[bytes]:
+        """Yield the lines of a bundle of one episode, without those that it was forked from.
+
+        Raises:
+            UnknownEpisode: It is in none of the files; raised before the first line.
+            JournalUnavailable: The file was changed; the bundle then lacks its end line.
+        """
+        file, episode = self._episode(eid)
+        writer = BundleWriter()
+        header = BundleHeader(created=episode.record.created, server=version("openenv-errata"), episodes=(eid,))
+        yield writer.line(header)
+        yield writer.line(episode.record)
+        at, end = episode.span
+        with open_regular(file) as lines:
+            lines.seek(at)
+            while at < end:
+                held = await asyncio.to_thread(lines.readline, MAX_LINE_BYTES)
+                at += len(held)
+                try:
+                    record = await asyncio.to_thread(parse_line, held)
+                except ValueError as error:
+                    raise JournalUnavailable(f"a line of {eid} cannot be read: {file.name} is damaged") from error
+                if isinstance(record, DeliveryRecord | FailureRecord | BundledReward) and record.eid == eid:
+                    yield await asyncio.to_thread(writer.line, record)
+        yield writer.end()
+
     def _episode(self, eid: str) -> tuple[Path, BundledEpisode]:
         if eid not in self._episodes:
             raise UnknownEpisode(eid)
@@ -175,6 +214,13 @@ def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False)
         return {"status": "ready", "reasons": [], **({"unusable": unusable} if unusable else {})}
 
     http_routes.register_reads(app, archive)
+
+    @app.get("/episodes/{eid}/bundle", tags=["Errata"])
+    async def bundle(eid: str, ancestors: bool = False) -> Response:
+        if ancestors:
+            raise NotSupported("bundles are served without the episodes they were forked from: give ancestors=false")
+        return await http_routes.streamed(archive.bundle(eid))
+
     http_routes.answer_errors(app)
     guard(app, settings, insecure=insecure)
     return app
