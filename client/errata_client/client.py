@@ -20,7 +20,7 @@ from errata_protocol.errors import (
     ServiceError,
     UnknownEpisode,
 )
-from errata_protocol.replay import Kind, StateAt
+from errata_protocol.replay import EpisodePage, Kind, StateAt
 
 from .codec import Codec
 from .connection import Connection
@@ -28,7 +28,7 @@ from .dialing import Dial
 from .doors import ChildDoors, Door, PendingRequest
 from .fallback import DeliveryLog
 from .frames import FrameInvalid
-from .http_door import why_no_fork
+from .http_door import why_no_fork, without_secrets
 from .late_rewards import Reward
 from .mux_door import MuxDoor
 from .plain_door import PlainDoor
@@ -246,6 +246,40 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
                 return kept
             raise UnknownEpisode(target)
         return await self._lineage.trace(target)
+
+    async def episodes(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        error_kind: str | None = None,
+        episode_id: str | None = None,
+    ) -> EpisodePage:
+        """Return one page of the episodes of this environment and token, newest first. It needs no session.
+
+        Args:
+            limit: Most episodes of the page, 1 to 500.
+            cursor: ``next`` of the page before; None for the first page.
+            error_kind: Only episodes with a turn that is marked with this kind.
+            episode_id: Only episodes with this alias, which the client chose.
+
+        Raises:
+            InvalidRequest: An argument is not valid.
+            NotSupported: The server has no journal, e.g. a vanilla OpenEnv server.
+        """
+        self._enter()
+        await self._ensure_probed()
+        if not self._offers("state_at"):
+            raise NotSupported("this server keeps no episodes: it is a vanilla one, or in production mode")
+        environment = (
+            found.environment if (found := self._door.capabilities or self._capabilities) is not None else None
+        )
+        query = {"limit": limit, "cursor": cursor, "environment": environment}
+        return await self._http().episodes({**query, "error_kind": error_kind, "episode_id": episode_id})
+
+    def __repr__(self) -> str:
+        at = f"eid={self.eid!r}, t={self.t}" if self.eid is not None else "no episode"
+        return f"<{type(self).__name__} {without_secrets(self._base_url)}: {at}>"
 
     async def fork(self, t: int, *, eid: str | None = None) -> ErrataClient[ActT, ObsT, StateT]:
         """Start another session from delivery ``t``. This session is not changed.

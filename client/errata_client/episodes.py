@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from errata_protocol.replay import EpisodeDetail, RewardPost, StateAt
+from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardPost, StateAt
 
 from .fallback import DeliveryLog
-from .http_door import HttpDoor
+from .http_door import HttpDoor, without_secrets
 from .late_rewards import Reward
 from .trace import Lineage
 
@@ -29,6 +29,41 @@ class Episodes:
     def __init__(self, base_url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
         local = urlsplit(base_url).hostname in _LOOPBACK
         self._door = HttpDoor(base_url.rstrip("/"), headers=headers, timeout_s=timeout_s, trust_env=not local)
+
+    def __repr__(self) -> str:
+        return f"<Episodes of {without_secrets(self._door.ws_url)}>"
+
+    async def episodes(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        environment: str | None = None,
+        error_kind: str | None = None,
+        episode_id: str | None = None,
+    ) -> EpisodePage:
+        """Return one page of the episodes of this token, newest first.
+
+        Args:
+            limit: Most episodes of the page, 1 to 500.
+            cursor: ``next`` of the page before; None for the first page.
+            environment: Only episodes of this environment.
+            error_kind: Only episodes with a turn that is marked with this kind.
+            episode_id: Only episodes with this alias, which the client chose.
+
+        Raises:
+            InvalidRequest: An argument is not valid.
+            NotSupported: The server has no journal, e.g. a vanilla OpenEnv server.
+        """
+        return await self._door.episodes(
+            {
+                "limit": limit,
+                "cursor": cursor,
+                "environment": environment,
+                "error_kind": error_kind,
+                "episode_id": episode_id,
+            }
+        )
 
     async def episode(self, eid: str) -> EpisodeDetail:
         """Return an episode and the list of its turns.

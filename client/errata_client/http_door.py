@@ -20,7 +20,7 @@ from errata_protocol.errors import (
 )
 from errata_protocol.exception_text import text_of
 from errata_protocol.printable import printable
-from errata_protocol.replay import EpisodeDetail, ForkReply, RewardPost, StateAt, episode_path
+from errata_protocol.replay import EpisodeDetail, EpisodePage, ForkReply, RewardPost, StateAt, episode_path
 
 from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
 from .late_rewards import Reward, read_rewards
@@ -36,6 +36,12 @@ def http_base(ws_url: str) -> str:
     parts = urlsplit(ws_url)
     path = parts.path.removesuffix("/ws")
     return urlunsplit((_SCHEMES.get(parts.scheme, parts.scheme), parts.netloc, path, "", ""))
+
+
+def without_secrets(url: str | None) -> str:
+    """Return a URL for texts that may be logged: without user, password and query, which may hold a session's id."""
+    parts = urlsplit(url or "")
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")) or "(no server yet)"
 
 
 def why_no_fork(capabilities: Capabilities | None) -> str:
@@ -119,6 +125,11 @@ class HttpDoor:
             response = await self._send("POST", path, body)
         return _model(ForkReply, response)
 
+    async def episodes(self, query: Mapping[str, Any]) -> EpisodePage:
+        """Return one page of the server's episodes; see `Episodes.episodes`."""
+        given = {name: value for name, value in query.items() if value is not None}
+        return _model(EpisodePage, await self._send("GET", "/episodes", params=given))
+
     async def episode(self, eid: str) -> EpisodeDetail:
         """Return an episode and the list of its turns.
 
@@ -164,11 +175,11 @@ class HttpDoor:
         result = reply.get("result")
         return result if isinstance(result, dict) else {}
 
-    async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+    async def _send(self, method: str, path: str, body: Any = None, params: Any = None) -> httpx.Response:
         client = self._client_here()
         try:
             with waits_at(self._base).on(f"the answer to a {method} request", self._timeout_s):
-                response = await client.request(method, self._base + path, json=body)
+                response = await client.request(method, self._base + path, json=body, params=params)
         except httpx.TransportError as error:
             if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
                 raise TimeoutError(f"{method} {path} got no answer within {self._timeout_s} s") from error

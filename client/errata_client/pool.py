@@ -93,6 +93,12 @@ class EnvPool:
         self.stats = PoolStats()
         self._closed = False
 
+    def __repr__(self) -> str:
+        first = self.clients[0]
+        done = ", ".join("-" if client.t is None else str(client.t) for client in self.clients[:8])
+        more = ", ..." if len(self.clients) > 8 else ""
+        return f"<EnvPool of {len(self.clients)} sessions, the first of which is {first!r}; t={done}{more}>"
+
     def __len__(self) -> int:
         """How many environments."""
         return len(self.clients)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from openenv.core.sync_client import SyncEnvClient
 
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.replay import StateAt
+from errata_protocol.replay import EpisodePage, StateAt
 
 from . import background
 from .late_rewards import Reward
@@ -96,6 +96,23 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         """Return the deliveries of an episode in order. See `ErrataClient.history`."""
         states: list[StateAt] = self._run(self._async.history(eid))
         return states
+
+    def episodes(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        error_kind: str | None = None,
+        episode_id: str | None = None,
+    ) -> EpisodePage:
+        """Return one page of the episodes of this environment and token. See `ErrataClient.episodes`."""
+        page: EpisodePage = self._run(
+            self._async.episodes(limit=limit, cursor=cursor, error_kind=error_kind, episode_id=episode_id)
+        )
+        return page
+
+    def __repr__(self) -> str:
+        return f"{self._async!r}.sync()"
 
     def fork(self, t: int, *, eid: str | None = None) -> SyncErrataClient[ActT, ObsT, StateT]:
         """Start another session from delivery ``t``. See `ErrataClient.fork`.

@@ -96,6 +96,47 @@ class CountEnvironment(Environment[CountAction, CountObservation, State]):
         type(self).closed += 1
 
 
+class CommandAction(Action):
+    """Run a command."""
+
+    command: str = ""
+
+
+class CommandObservation(ErrorMarkers, Observation):
+    """What a command printed."""
+
+    task_id: str = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    duration_s: float = 0.0
+
+
+class CommandEnvironment(Environment[CommandAction, CommandObservation, State]):
+    """``head`` finds no file, which is marked; ``fail`` is an exception; every other command succeeds."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, task_id: str = "", **_: Any
+    ) -> CommandObservation:
+        return CommandObservation(task_id=task_id)
+
+    def step(self, action: CommandAction, timeout_s: float | None = None, **_: Any) -> CommandObservation:
+        if action.command == "fail":
+            raise RuntimeError("it broke")
+        command, _, file = action.command.partition(" ")
+        if command != "head":
+            return CommandObservation(exit_code=0, reward=1.0)
+        site = ErrorSite(action_field="command", action_span=(5, len(action.command)))
+        told = f"head: {file}: No such file or directory"
+        seen = CommandObservation(exit_code=2, stderr=told, duration_s=0.25, reward=0.0)
+        return seen.with_detection(Detection.of(ErrorKind.PATH_NOT_FOUND, site))
+
+    @property
+    def state(self) -> State:
+        return State(episode_id="commands", step_count=0)
+
+
 class PinnedEnvironment(Environment[CountAction, CountObservation, State]):
     """Sync, not recoverable, and tied to its thread by a sqlite3 connection made in ``__init__``."""
 
