@@ -1,4 +1,4 @@
-"""``errata redteam``: the corpus as a program for the authors of tasks and instances."""
+"""``errata redteam``: try known cheats on tasks and instances."""
 
 from __future__ import annotations
 

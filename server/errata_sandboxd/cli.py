@@ -1,4 +1,4 @@
-"""``errata sandboxd``: starts the broker."""
+"""``errata sandboxd``: start the broker that runs containers for servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``errata image``: adds images to the engine. It is for operators: the broker has no such request, so no server can.
+"""``errata image``: add images to the engine. It is for operators: the broker has no such request, so no server can.
 
 A sandbox is made from an image whose name the broker allows (``errata/*`` by default). ``build`` builds the
 ``environment/Dockerfile`` of a task directory, or a directory with a Dockerfile, and gives the image such a name;

@@ -1,4 +1,4 @@
-"""``errata swe``: prepare, validate and grade instances of SWE-bench, draft recipes."""
+"""``errata swe``: prepare, validate and grade instances of SWE-bench."""
 
 from __future__ import annotations
 

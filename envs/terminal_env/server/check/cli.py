@@ -1,4 +1,4 @@
-"""``errata tasks check``."""
+"""``errata tasks``: check that tasks reward their solution and nothing else."""
 
 from __future__ import annotations
 
