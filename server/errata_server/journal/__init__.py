@@ -7,6 +7,7 @@ the files of sandboxes, do not belong here.
 """
 
 from .base import (
+    ALL_OWNERS,
     DeliveryRow,
     EpisodeRow,
     EpisodeStats,
@@ -21,11 +22,12 @@ from .disk import DirectoryDisk, Disk
 from .indexed import IndexedJournal, journal_in
 from .log import LogJournal
 from .memory import MemoryJournal
-from .read_only import ReadOnlyJournal
+from .read_only import ReadOnlyJournal, is_unused
 from .report import JournalSize, SegmentSize, journal_problems, journal_size
 from .salvage import AffectedSession, DamagedRange, SalvageReport, salvage
 
 __all__ = [
+    "ALL_OWNERS",
     "AffectedSession",
     "DamagedRange",
     "DeliveryRow",
@@ -46,6 +48,7 @@ __all__ = [
     "SessionChange",
     "SessionRow",
     "TurnRow",
+    "is_unused",
     "journal_in",
     "journal_problems",
     "journal_size",

@@ -26,6 +26,15 @@ from errata_protocol.replay import Kind, Origin
 SessionStatus = Literal["open", "closed", "lost", "expired"]
 RecordKind = Literal["reset", "step", "mcp", "fork", "close"]
 
+ALL_OWNERS = "*"
+"""In the place of an owner: whoever can read the journal's files sees the episodes of all. No principal is equal to
+it, since each is a hash or None, and no door passes it on."""
+
+
+def is_owned(owner: str | None, principal: str | None) -> bool:
+    """Return whether ``principal`` may see what belongs to ``owner``."""
+    return principal in (owner, ALL_OWNERS)
+
 
 class SessionRow(Struct, frozen=True, gc=False):
     """A session as the journal knows it.
@@ -400,7 +409,7 @@ class Journal(ABC):
             environment: Only of this environment.
             error_kind: Only with at least one turn marked so.
             episode_id: Only of this alias.
-            principal: Only of this owner; None means those made with auth off, never all.
+            principal: Only of this owner; None means those made with auth off, and `ALL_OWNERS` all.
         """
 
     def compact(self, *, stop: Callable[[], bool] = lambda: False) -> int:

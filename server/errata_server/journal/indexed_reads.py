@@ -10,7 +10,17 @@ from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import JournalUnavailable
 
 from . import columns
-from .base import DeliveryRow, EpisodeRow, EpisodeStats, HeldEpisode, RewardRow, SessionRow, TurnRow
+from .base import (
+    ALL_OWNERS,
+    DeliveryRow,
+    EpisodeRow,
+    EpisodeStats,
+    HeldEpisode,
+    RewardRow,
+    SessionRow,
+    TurnRow,
+    is_owned,
+)
 from .index import EPISODE, MAX_INTEGER, REWARD, SESSION, decode_replies, decode_turns, entries_of
 from .indexed_standing import Rows, Standing, kinds_of
 from .live import COMPUTED, Episode, Flat, Live, Reply, Turn
@@ -200,7 +210,7 @@ class IndexedReads:
 
         def wanted(n: int, row: EpisodeRow, kinds: dict[str, int]) -> bool:
             return (
-                row.principal == principal
+                is_owned(row.principal, principal)
                 and (before is None or n < before)
                 and (environment is None or row.environment == environment)
                 and (episode_id is None or row.episode_id == episode_id)
@@ -239,8 +249,8 @@ class IndexedReads:
         waiting: Iterable[int],
     ) -> list[tuple[int, EpisodeRow, _Totals]]:
         """Return episodes of the index as it is: a page of them, and all wanted ones of which something waits."""
-        wheres = ["e.principal IS ?"]
-        values: list[str | int | None] = [principal]
+        wheres = ["TRUE"] if principal == ALL_OWNERS else ["e.principal IS ?"]
+        values: list[str | int | None] = [] if principal == ALL_OWNERS else [principal]
         for clause, value in (
             ("e.n < ?", None if before is None else min(before, MAX_INTEGER)),
             ("e.environment = ?", environment),

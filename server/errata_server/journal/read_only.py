@@ -64,7 +64,7 @@ class ReadOnlyJournal(Journal):
                 self._db.close()
                 if self._position is not None:
                     raise all_gone(directory)
-                raise JournalUnavailable(f"{directory} holds no journal: give another --data-dir")
+                raise JournalUnavailable(f"{directory} holds no journal yet: give another --data-dir")
             try:
                 self._refresh()
             except UnknownPosition:  # a server that starts now makes the index again, and so do we
@@ -245,6 +245,30 @@ class ReadOnlyJournal(Journal):
 
     def _refusal(self) -> JournalUnavailable:
         return JournalUnavailable(f"the journal {self._directory} was opened to be read only")
+
+
+def is_unused(directory: Path) -> bool:
+    """Return whether a journal's directory has never held a row: no server has committed anything to it.
+
+    A journal whose segments are gone is not unused: its index names them.
+
+    Args:
+        directory: Of the journal.
+
+    Raises:
+        JournalUnavailable: It cannot be read.
+    """
+    try:
+        if Segments(DirectoryDisk(directory)).numbers():
+            return False
+        if not (directory / INDEX).exists():
+            return True
+        with contextlib.closing(connect(directory / INDEX, apsw.SQLITE_OPEN_READONLY)) as db:
+            return position_in(db) is None
+    except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError):
+        return True  # an index is made from segments, and there are none
+    except (apsw.Error, OSError) as error:
+        raise JournalUnavailable(f"cannot read the journal {directory}: {error}; check its permissions") from error
 
 
 def _nothing() -> tuple[apsw.Connection, None]:

@@ -24,6 +24,7 @@ from .base import (
     SessionChange,
     SessionRow,
     TurnRow,
+    is_owned,
 )
 from .codec import Deletion
 
@@ -226,7 +227,7 @@ class Tables(Journal):
                 continue
             if environment is not None and row.environment != environment:
                 continue
-            if row.principal != principal or episode_id not in (None, row.episode_id):
+            if not is_owned(row.principal, principal) or episode_id not in (None, row.episode_id):
                 continue
             turns = self.turns(row.eid)
             kinds = Counter(t.error_kind for t in turns if t.error_kind is not None)

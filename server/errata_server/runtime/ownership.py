@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from errata_protocol.errors import CallerError, NoReset, StateOutOfRange, UnknownEpisode
 
-from ..journal.base import DeliveryRow, EpisodeRow, Journal
+from ..journal.base import DeliveryRow, EpisodeRow, Journal, is_owned
 
 
 def find_episode(journal: Journal, eid: str, principal: str | None) -> EpisodeRow:
@@ -17,7 +17,7 @@ def find_episode(journal: Journal, eid: str, principal: str | None) -> EpisodeRo
         UnknownEpisode: There is no such episode, or it belongs to somebody else: both get the same answer.
     """
     row = journal.episode(eid)
-    if row is None or row.principal != principal:
+    if row is None or not is_owned(row.principal, principal):
         raise UnknownEpisode(eid)
     return row
 
