@@ -51,7 +51,7 @@ def _parts(text: str) -> tuple[str, ...]:
 
 
 def tokens_of(token: str | None, file: str | Path | None) -> tuple[str, ...]:
-    """Return the tokens of ``ERRATA_TOKEN`` and ``ERRATA_TOKEN_FILE``, the first of which commands send.
+    """Return the tokens of ``ERRATA_TOKEN`` and ``ERRATA_TOKEN_FILE``.
 
     Args:
         token: Tokens separated by commas; None or empty where the variable is not set.
@@ -69,13 +69,22 @@ def tokens_of(token: str | None, file: str | Path | None) -> tuple[str, ...]:
     return given or read
 
 
-def token_in_environment() -> str | None:
-    """Return the token that a command sends: the first one in the environment, or None without any.
+def tokens_in_environment() -> tuple[str, ...]:
+    """Return the tokens in the environment of this process, which may be a server's or a command's.
 
     Raises:
         InvalidRequest: See `tokens_of`.
     """
-    return next(iter(tokens_of(os.environ.get("ERRATA_TOKEN"), os.environ.get("ERRATA_TOKEN_FILE"))), None)
+    return tokens_of(os.environ.get("ERRATA_TOKEN"), os.environ.get("ERRATA_TOKEN_FILE"))
+
+
+def token_in_environment() -> str | None:
+    """Return the first token in the environment, or None without any.
+
+    Raises:
+        InvalidRequest: See `tokens_of`.
+    """
+    return next(iter(tokens_in_environment()), None)
 
 
 class Settings(BaseSettings):

@@ -132,6 +132,8 @@ def _leaves(app: typer.Typer, words: tuple[str, ...] = ()) -> Iterator[tuple[tup
         assert command.callback is not None
         yield (*words, command.name or command.callback.__name__.replace("_", "-")), command.callback
     for group in app.registered_groups:
+        if group.hidden is True:  # an earlier name of commands that are in another group
+            continue
         below = group.typer_instance
         assert below is not None and group.name is not None
         if below.info.invoke_without_command and below.registered_callback is not None:

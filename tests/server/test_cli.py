@@ -20,6 +20,7 @@ from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import ErrataError, JournalUnavailable, UnknownEpisode
 from errata_server.app import create_fastapi_app
 from errata_server.cli import commands, data_dirs, episodes
+from errata_server.cli.program_help import summary_of
 from errata_server.process import ServerProcess
 from errata_server.settings import Settings
 
@@ -98,7 +99,7 @@ def test_a_text_that_is_no_eid_is_an_unknown_episode_and_no_address(
 def test_a_server_that_is_none_of_ours_is_named(stranger: str) -> None:
     error = failure("replay", "ep_x", "--url", stranger)
     assert isinstance(error, JournalUnavailable)
-    assert f"{stranger}/episodes/ep_x: HTTP 404" in error.message
+    assert f"{stranger}/episodes/ep_x/bundle: HTTP 404" in error.message
 
 
 @dataclass
@@ -222,7 +223,7 @@ def test_reading_finds_the_only_journal_and_the_one_with_the_episode(data_home: 
     for eid in (first, second):
         shown = RUNNER.invoke(commands.cli, ["replay", eid, "0", "--json"])
         assert json.loads(shown.output)["eid"] == eid
-    unclear = failure("episodes", "--json").message
+    unclear = failure("journal", "retention", "--keep-days", "1").message
     assert "there are 2 journals" in unclear
     assert str(data_home / "one") in unclear and str(data_home / "two") in unclear
     assert isinstance(failure("replay", "ep_of_nobody"), UnknownEpisode)
@@ -253,3 +254,51 @@ def test_log_lines_are_json_where_that_is_asked_for(tmp_path: Path) -> None:
         assert server.stop() == 0
     (logged,) = [line for line in server.log if "Application startup complete" in line]
     assert json.loads(logged)["logger"] == "uvicorn.error"
+
+
+def test_every_command_says_what_it_does() -> None:
+    told = RUNNER.invoke(commands.cli, ["--help"], terminal_width=80).output.split("Commands:\n", 1)[1]
+    summaries = {line.split()[0]: line.split(maxsplit=1)[1] for line in told.splitlines()}
+    assert len(set(summaries.values())) == len(summaries)
+    for name, summary in summaries.items():
+        assert "A program" not in summary and "``" not in summary and summary.endswith("."), (name, summary)
+    assert "episode" not in summaries  # one name; the earlier one still works
+    listed = RUNNER.invoke(commands.cli, ["episodes", "--help"]).output
+    for name in ("export", "verify", "serve"):
+        assert f"  {name} " in listed
+        assert RUNNER.invoke(commands.cli, ["episode", name, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "summary"),
+    [
+        ("one.cli", "Count broken rules."),
+        ("one", "Runs one."),
+        ("one.none", "Runs one.none."),
+        ("none.cli", "Runs none.cli."),
+        ("one.folder", "Whole, on two lines."),
+        ("one.silent", "Runs one.silent."),
+    ],
+)
+def test_a_program_is_described_by_its_module_without_importing_it(
+    module: str, summary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "one"
+    (package / "folder").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "cli.py").write_text(
+        '"""``errata one``: count broken rules. Then more."""\nraise RuntimeError("imported")'
+    )
+    (package / "folder" / "__init__.py").write_text('"""Whole,\n    on two lines.\n\nMore."""')
+    (package / "silent.py").write_text("main = None")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert summary_of(EntryPoint("one", f"{module}:main", "errata.programs")) == summary
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("errata epi", ["episodes"]), ("errata episodes ex", ["export"]), ("errata replay --fu", ["--full"])],
+)
+def test_the_shell_completes_commands_and_options(words: str, offered: list[str]) -> None:
+    asked = {"_ERRATA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    assert RUNNER.invoke(commands.cli, [], prog_name="errata", env=asked).output.split() == offered

@@ -26,7 +26,7 @@ ALSO_READ = {("image build", "directory"), ("image import", "directory"), ("conf
 PROGRESS = ("is made again from the segments", ": copying ", "left out: given.jsonl row ")
 """What a command may say before the line that says why it ended."""
 NOT_READ = {
-    ("episode export", "output"): "is written",
+    ("episodes export", "output"): "is written",
     ("journal export", "output"): "is written",
     ("journal salvage", "output"): "is written",
     ("image export", "output"): "is written",
@@ -213,7 +213,7 @@ def called(call: str, path: Path, good: Path, directory: Path) -> list[str]:
 
 def test_the_commands_that_read_a_file_are_found() -> None:
     assert {str(command) for command, _ in CALLS.values()} >= {
-        *("episode verify", "episode serve", "probe", "replay", "journal verify", "journal salvage", "tasks check"),
+        *("episodes verify", "episodes serve", "probe", "replay", "journal verify", "journal salvage", "tasks check"),
         *("swe prepare", "swe validate", "swe grade", "swe recipe", "image build", "audit"),
     }
     known = {(str(command), one.name) for command in all_commands() for one in command.parameters}

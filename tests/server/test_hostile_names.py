@@ -49,7 +49,7 @@ BY_DESIGN = {
     "serve environments": "a directory or an import",
     "probe target": "a directory or an import",
     "serve host": "an address",
-    "episode serve host": "an address",
+    "episodes serve host": "an address",
     "demo arguments": "arguments of a program, which are below",
     "bench arguments": "the same",
     "ablate arguments": "the same",

@@ -30,7 +30,7 @@ SAMPLES = {
 """Values of required parameters by name. A new command with another one fails here until it has a value."""
 
 ALSO: dict[str, list[list[str]]] = {
-    "replay": [[], ["0"], ["0", "--json"], ["0", "--agent-text"], ["--json"]],
+    "replay": [[], ["0"], ["0", "--json"], ["0", "--agent-text"], ["--json"], ["--full"], ["--full", "--json"]],
     "probe": [["--episode", "ep_x"]],
     "conformance": [["--only", "R-016-2", "base.connect", "--timeout", "0.5", "--quiet"]],
 }
@@ -84,7 +84,7 @@ def called(call: str, url: str, directory: Path) -> list[str]:
 
 def test_the_commands_that_read_a_url_are_found() -> None:
     assert {call.rpartition(" ")[0] for call in CALLS} >= {
-        *("audit", "conformance", "episode export", "episodes", "episodes delete", "episodes reward"),
+        *("audit", "conformance", "episodes export", "episodes", "episodes delete", "episodes reward"),
         *("episodes rewards", "episodes show", "probe", "replay"),
     }
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from errata_protocol.errors import InvalidRequest
+from errata_server.cli.turn_table import TurnTable
 
 from ..dataset import LITE, load_dataset
 from ..recipes import load_recipes
@@ -111,25 +111,12 @@ def _show(console: Console, result: Result, played: Played) -> None:
     else:
         title = f"{result.instance_id}   {played.eid}   fork of {played.forked_from[0]} at t={played.forked_from[1]}"
     console.print(title, markup=False, highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("t", justify="right")
-    table.add_column("action", max_width=56, no_wrap=True, overflow="ellipsis")
-    table.add_column("exit", justify="right")
-    table.add_column("reward", justify="right")
-    table.add_column("kind")
-    table.add_column("site", max_width=44, no_wrap=True, overflow="ellipsis")
-    table.add_column("hint key")
+    table = TurnTable(console.file)
     for turn in played.turns:
-        exit_code = "" if turn.exit_code is None else str(turn.exit_code)
-        cells = (turn.action, exit_code, f"{turn.reward:g}", turn.error_kind or "", turn.site)
-        table.add_row(str(turn.t), *map(_plain, cells), turn.hint_template_key or "")
-    console.print(table)
+        table.add(turn)
+    table.end()
     verdict = "resolved" if played.reward == 1.0 else "not resolved"
     console.print(f"verdict: {verdict}, reward {played.reward:g}\n", markup=False, highlight=False)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 def _summary(console: Console, result: Result, data_dir: Path, took_s: float, *, own: bool) -> None:

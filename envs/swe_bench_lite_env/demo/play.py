@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 from errata_protocol.replay import observation_of
+from errata_protocol.turns import Turn, turn_from
 from errata_server.process import ServerProcess
 
 from ..agent_text import agent_text
 from ..client import SweBenchLiteEnv
-from ..models import SweAction, SweObservation
+from ..models import SweAction
 from .script import Script
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One row of the table."""
-
-    t: int
-    action: str
-    exit_code: int | None
-    reward: float
-    error_kind: str | None
-    site: str
-    hint_template_key: str | None
 
 
 @dataclass(slots=True)
@@ -43,7 +31,7 @@ class Played:
     @property
     def reward(self) -> float:
         """What the grading gave."""
-        return self.turns[-1].reward
+        return self.turns[-1].reward or 0.0
 
 
 @dataclass(slots=True)
@@ -65,7 +53,7 @@ class Result:
     def to_json(self) -> str:
         """Return all but the payloads."""
         episodes = [
-            {"eid": e.eid, "reward": e.reward, "forked_from": e.forked_from, "turns": [asdict(t) for t in e.turns]}
+            {"eid": e.eid, "reward": e.reward, "forked_from": e.forked_from, "turns": [turn.shown for turn in e.turns]}
             for e in self.episodes
         ]
         return json.dumps(
@@ -137,7 +125,7 @@ async def play(
     wanted = {"path_not_found", "patch_failed", "timeout"}
     if missing := wanted - set(result.kinds):
         result.failures.append(f"no turn was marked {', '.join(sorted(missing))}")
-    if not any(turn.site.endswith(".py:1") for turn in parent.turns):
+    if not any(turn.site_text.endswith(".py:1") for turn in parent.turns):
         result.failures.append("the line that was broken was not named")
     return result
 
@@ -154,17 +142,7 @@ async def _act(client: SweBenchLiteEnv, played: Played, actions: Iterable[SweAct
         assert client.t is not None
         played.payloads.append((await client.history())[-1].payload)
         played.read.append(agent_text(observation))
-        played.turns.append(
-            Turn(
-                t=client.t,
-                action=_short(action),
-                exit_code=observation.exit_code,
-                reward=float(step.reward or 0.0),
-                error_kind=observation.error_kind,
-                site=_site(observation),
-                hint_template_key=observation.hint_template_key,
-            )
-        )
+        played.turns.append(turn_from(client.t, "step", action.model_dump(), json.loads(played.payloads[-1])))
 
 
 async def _compare(result: Result, when: str, client: SweBenchLiteEnv, episodes: list[Played]) -> None:
@@ -176,21 +154,3 @@ async def _compare(result: Result, when: str, client: SweBenchLiteEnv, episodes:
             if found.payload != payload or text != played.read[t]:
                 result.failures.append(f"state({t}) of {played.eid} differs {when}")
             result.compared[when] = result.compared.get(when, 0) + 1
-
-
-def _short(action: SweAction) -> str:
-    if action.tool == "run":
-        return " ".join(action.command.split())
-    lines = len((action.patch or "").splitlines())
-    detail = f"{lines} lines" if lines else f"{action.pattern} {action.path}".strip()
-    return f"{action.tool} {detail}".strip()
-
-
-def _site(observation: SweObservation) -> str:
-    site = observation.error_site
-    if site is None:
-        return ""
-    parts = [site.test_id] if site.test_id else []
-    if site.file is not None:
-        parts.append(f"{site.file}:{site.line}" if site.line is not None else site.file)
-    return " ".join(parts) or (f"in {site.action_field}" if site.action_field else "")

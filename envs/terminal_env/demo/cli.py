@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+
+from errata_server.cli.turn_table import TurnTable
 
 from .play import Played, Result, play
 
@@ -41,24 +42,12 @@ def _show(console: Console, played: Played) -> None:
     title = f"{played.task_id}   {played.eid}"
     if played.forked_from is not None:
         title += f"   fork of {played.forked_from[0]} at t={played.forked_from[1]}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("t", justify="right")
-    table.add_column("action", max_width=58, no_wrap=True, overflow="ellipsis")
-    table.add_column("exit", justify="right")
-    table.add_column("reward", justify="right")
-    table.add_column("kind")
-    table.add_column("site", max_width=40, no_wrap=True, overflow="ellipsis")
-    table.add_column("hint key")
+    console.print(title, markup=False, highlight=False, soft_wrap=True)
+    table = TurnTable(console.file)
     for turn in played.turns:
-        exit_code = "" if turn.exit_code is None else str(turn.exit_code)
-        cells = (turn.action, exit_code, f"{turn.reward:g}", turn.error_kind or "", turn.site)
-        table.add_row(str(turn.t), *map(_plain, cells), turn.hint_template_key or "")
-    console.print(table)
+        table.add(turn)
+    table.end()
     console.print()
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 def _summary(console: Console, result: Result, data_dir: Path, took_s: float) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from errata_client import ErrataClient
 from errata_protocol.errors import ServiceError
 from errata_protocol.replay import observation_of
+from errata_protocol.turns import Turn, turn_from
 from errata_server.process import ServerProcess
 
 from ..agent_text import agent_text
@@ -18,19 +19,6 @@ from ..models import TerminalAction, TerminalObservation
 from .script import EPISODES, Episode
 
 Client = ErrataClient[TerminalAction, TerminalObservation, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One row of the table."""
-
-    t: int
-    action: str
-    exit_code: int | None
-    reward: float
-    error_kind: str | None
-    site: str
-    hint_template_key: str | None
 
 
 @dataclass(slots=True)
@@ -47,7 +35,7 @@ class Played:
     @property
     def reward(self) -> float:
         """The reward of the last turn."""
-        return self.turns[-1].reward
+        return self.turns[-1].reward or 0.0
 
 
 @dataclass(slots=True)
@@ -72,7 +60,7 @@ class Result:
                 "eid": e.eid,
                 "reward": e.reward,
                 "forked_from": e.forked_from,
-                "turns": [asdict(t) for t in e.turns],
+                "turns": [turn.shown for turn in e.turns],
             }
             for e in self.episodes
         ]
@@ -150,17 +138,7 @@ async def _act(client: Client, played: Played, actions: Iterable[TerminalAction]
         received = (await client.history())[-1]
         played.payloads.append(received.payload)
         played.read.append(agent_text(observation))
-        played.turns.append(
-            Turn(
-                t=client.t,
-                action=_short(action),
-                exit_code=observation.exit_code,
-                reward=float(step.reward or 0.0),
-                error_kind=observation.error_kind,
-                site=_site(action, observation),
-                hint_template_key=observation.hint_template_key,
-            )
-        )
+        played.turns.append(turn_from(client.t, "step", action.model_dump(), json.loads(received.payload)))
 
 
 async def _compare(result: Result, when: str, client: Client, episodes: list[Played]) -> None:
@@ -200,27 +178,6 @@ async def _repair(
     show(played)
     if not parent.reward < played.reward == 1.0:
         result.failures.append(f"the fork scored {played.reward:g} after its parent's {parent.reward:g}")
-
-
-def _short(action: TerminalAction) -> str:
-    if action.tool == "run":
-        return " ".join(action.command.split())
-    return f"{action.tool} {action.path or action.command}".strip()
-
-
-def _site(action: TerminalAction, observation: TerminalObservation) -> str:
-    site = observation.error_site
-    if site is None:
-        return ""
-    parts = []
-    if site.test_id is not None:
-        parts.append(site.test_id)
-    if site.file is not None:
-        parts.append(f"{site.file}:{site.line}" if site.line is not None else site.file)
-    if site.action_span is not None and not parts:
-        text = getattr(action, site.action_field or "command", "")
-        parts.append("«" + text[slice(*site.action_span)] + "»")
-    return " ".join(parts)
 
 
 __all__ = ["Played", "Result", "ServiceError", "Turn", "play"]

@@ -1,6 +1,7 @@
-"""``errata audit``: how often agents broke the rules of their environments, by task and over time.
+"""``errata audit``: count episodes with broken rules or tampering.
 
-It counts turns marked as violations, the hint keys with which graders report tampering, and late rewards by source.
+It counts turns marked as violations, the hint keys with which graders report tampering, and late rewards by source. In
+a data directory it counts the episodes of all owners; a server shows those of one token, and the report says so.
 """
 
 from __future__ import annotations
@@ -11,21 +12,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from errata_protocol.errors import ErrataError, InvalidRequest, RemoteProtocolError
+from errata_protocol.errors import InvalidRequest, RemoteProtocolError
 from errata_protocol.markers import ErrorKind
 from errata_protocol.names import shown
-from errata_protocol.printable import printable
 from errata_protocol.replay import EpisodeDetail, RewardRecord
 
-from .payloads import observation_in
-from .source import Source
+from .source import Source, directory
+from .tables import Column, Table
 
 CANARY = "policy.canary"
 TAMPERING = "policy.tampering"
-_TASK_KEYS = ("instance_id", "task_id", "task")
 MAX_PAGES = 10_000
 """Most pages that are read of a list of episodes; our servers put 500 episodes on each page but the last."""
 
@@ -82,30 +80,46 @@ def main(arguments: Sequence[str]) -> int:
 
     Returns:
         The exit status: 0, or 1 if a rate exceeds ``--max-per-1000``. Wrong options exit with status 2.
+
+    Raises:
+        InvalidRequest: ``--max-per-1000`` is given, and there is no episode that could be looked at.
     """
     parser = argparse.ArgumentParser(
         prog="errata audit", description="Violations and canary failures per 1,000 episodes, by task and over time."
     )
-    parser.add_argument("--data-dir", type=Path, metavar="PATH", help="Journal to read (ERRATA_DATA_DIR).")
+    help = "Journal to read, or a directory of several (ERRATA_DATA_DIR)."
+    parser.add_argument("--data-dir", type=directory, metavar="PATH", help=help)
     parser.add_argument("--url", help="Server to ask instead of reading the disk.")
     parser.add_argument("--environment", metavar="NAME", help="Only episodes of this environment.")
     parser.add_argument("--by", choices=sorted(_FORMATS), default="day", help="Length of the periods.")
     bound = "End with status 1 if more episodes of 1,000 have a violation, wrong canaries or other tampering."
-    parser.add_argument("--max-per-1000", type=float, metavar="N", help=bound)
+    parser.add_argument("--max-per-1000", type=_rate, metavar="N", help=f"{bound} An error if there is no episode.")
     parser.add_argument("--json", action="store_true", help="Machine-readable.")
     options = parser.parse_args(list(arguments))
     total, tasks, times = Count(), dict[str, Count](), dict[str, Count]()
+    owners: dict[str, Count] = {}
     with Source(options.data_dir, options.url) as source:
         for episode in _episodes(source, options.environment):
             late = source.rewards(episode.eid)
             period = _period(episode, options.by)
-            task = f"{episode.environment}/{_task(source, episode)}"
-            for count in (total, tasks.setdefault(task, Count()), times.setdefault(period, Count())):
+            task = f"{episode.environment}/{episode.task or '-'}"
+            counts = [total, tasks.setdefault(task, Count()), times.setdefault(period, Count())]
+            if owner := source.owner(episode.eid):
+                counts.append(owners.setdefault(owner, Count()))
+            for count in counts:
                 count.add(episode, late)
-    report = {
+        seen = source.seen
+    if options.max_per_1000 is not None and not total.episodes:
+        raise InvalidRequest(
+            f"no episode{f' of {options.environment}' if options.environment else ''} in {seen}: nothing was audited, "
+            "so --max-per-1000 cannot be met; check --data-dir, --url, ERRATA_TOKEN and --environment"
+        )
+    report: dict[str, Any] = {
+        "source": seen,
         "total": total.summary(),
         "tasks": {name: tasks[name].summary() for name in sorted(tasks)},
         "times": {name: times[name].summary() for name in sorted(times)},
+        "owners": {name: owners[name].summary() for name in sorted(owners)},
     }
     if options.json:
         print(json.dumps(report, indent=1))
@@ -113,6 +127,14 @@ def main(arguments: Sequence[str]) -> int:
         _print(report)
     highest = max(report["total"]["per_1000_episodes"].values())
     return int(options.max_per_1000 is not None and highest > options.max_per_1000)
+
+
+def _rate(text: str) -> float:
+    """Parse the bound of a rate: nothing is larger than NaN, and a rate is at most 1000 episodes of 1000."""
+    rate = float(text)
+    if not 0 <= rate <= _PER:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate from 0 to {_PER}")
+    return rate
 
 
 def _episodes(source: Source, environment: str | None) -> Iterable[EpisodeDetail]:
@@ -124,12 +146,15 @@ def _episodes(source: Source, environment: str | None) -> Iterable[EpisodeDetail
     """
     cursor = None
     read: set[str | None] = set()
+    known: set[str] = set()
     while len(read) < MAX_PAGES:
         read.add(cursor)
         query = {"limit": 500, "cursor": cursor, "environment": environment, "error_kind": None, "episode_id": None}
         page = source.page(query)
         for episode in page.episodes:
-            yield source.detail(episode.eid)
+            if episode.eid not in known:
+                known.add(episode.eid)  # a copy of a journal, as of a salvage, has the same episodes
+                yield source.detail(episode.eid)
         cursor = page.next
         if cursor is None:
             return
@@ -154,31 +179,24 @@ def _period(episode: EpisodeDetail, by: str) -> str:
         ) from error
 
 
-def _task(source: Source, episode: EpisodeDetail) -> str:
-    """Return the task that an episode's first observation names; ``-`` if it names none or cannot be read."""
-    if not episode.deliveries:
-        return "-"
-    try:
-        payload, _, _ = source.state(episode.eid, 0)
-        observation = observation_in(payload)
-    except ErrataError:  # the row is lost or damaged: the episode is counted all the same
-        return "-"
-    return next((str(observation[key]) for key in _TASK_KEYS if observation.get(key)), "-")
-
-
 def _print(report: dict[str, Any]) -> None:
-    """Print the report that `main` makes: a row for all episodes, one for each task and one for each period.
+    """Print the report that `main` makes: a row for all episodes, and one for each task, period and owner.
 
     A row has the number of episodes and three rates per 1,000 episodes: with violations, with wrong canaries, and with
     other tampering.
     """
-    print(f"{'':<48}{'episodes':>9}{'violating':>11}{'canaries':>10}{'tampering':>11}   (per 1,000 episodes)")
-    for title, group in (("", {"all": report["total"]}), ("task", report["tasks"]), ("time", report["times"])):
-        if title:
-            print(f"by {title}")
-        for name, count in group.items():
-            rates = count["per_1000_episodes"]
-            figures = "".join(
-                f"{rates[key]:>{width}g}" for key, width in (("violating", 11), ("canaries", 10), ("tampering", 11))
-            )
-            print(f"  {printable(name[:44]):<46}{count['episodes']:>9}{figures}")
+    names = ("violating", "canaries", "tampering")
+    table = Table("", *(Column(name, right=True, whole=True) for name in ("episodes", *names)))
+    for group in ("tasks", "times", "owners"):
+        if group == "tasks":
+            table.add("all", *_figures(report["total"], names))
+        if report[group] and (group != "owners" or len(report[group]) > 1):
+            table.add(f"by {group.removesuffix('s')}", "", "", "", "")
+            for name, count in report[group].items():
+                table.add(f"  {name}", *_figures(count, names))
+    table.end()
+    print(f"the last three per 1,000 episodes; read: {report['source']}")
+
+
+def _figures(count: dict[str, Any], names: Sequence[str]) -> list[str]:
+    return [str(count["episodes"]), *(f"{count['per_1000_episodes'][name]:g}" for name in names)]

@@ -1,4 +1,4 @@
-"""``errata episode``: exports episodes to a bundle file, verifies bundles, serves them read-only."""
+"""``errata episodes export|verify|serve``: episodes as bundle files. ``errata episode`` is their earlier name."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def export(
                 f"the exported bundle does not verify, the first of {len(found.problems)} problems: "
                 f"{_problems(found)[0]}; the journal is damaged, or the answer was cut off"
             )
-    written_report = {"file": str(output), "bytes": written, **found.model_dump(include={*_COUNTS, "notes"})}
+    written_report = {"file": str(output), "bytes": written, **found.model_dump(include={*COUNTS, "notes"})}
     typer.echo(json.dumps(written_report) if as_json else f"{output}: {_counted(found)}, {written:,} bytes")
     if not as_json:
         for note in found.notes:
@@ -146,11 +146,11 @@ def serve(
     serve_archive(files, Bind(host, port, insecure))
 
 
-_COUNTS = ("episodes", "deliveries", "errors", "rewards")
+COUNTS = ("episodes", "deliveries", "errors", "rewards")
 
 
 def _counted(found: Verification) -> str:
-    return ", ".join(f"{getattr(found, name):,} {name}" for name in _COUNTS)
+    return ", ".join(f"{getattr(found, name):,} {name}" for name in COUNTS)
 
 
 def _problems(found: Verification) -> list[str]:

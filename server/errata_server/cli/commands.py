@@ -19,6 +19,7 @@ from errata_protocol.printable import printable
 
 from .. import output_guard
 from . import base_trees, bundles, data_dirs, doctor, episodes, journal, probe, source
+from .program_help import summary_of
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -36,7 +37,7 @@ _MODE = _one_of("simulation", "production")
 _LEVEL = _one_of("debug", "info", "warning", "error")
 _LOG_FORMAT = _one_of("auto", "text", "json")
 
-_ORDER = "serve environments probe tasks doctor demo episodes replay episode journal base bench ablate"
+_ORDER = "serve environments probe tasks doctor demo episodes replay journal base bench ablate"
 ORDER = tuple(_ORDER.split())
 """The order of commands in ``errata --help``, as users need them; others follow, ``version`` is last."""
 
@@ -55,12 +56,13 @@ cli = typer.Typer(
     cls=_InOrder,
     help="OpenEnv environments with error-site markers, state(t) replay and fork.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # it would interpret the brackets in the help texts as markup and not print them
 )
 cli.add_typer(episodes.cli, name="episodes")
-cli.add_typer(bundles.cli, name="episode")
+for _command in bundles.cli.registered_commands:
+    episodes.cli.registered_commands.append(_command)
+cli.add_typer(bundles.cli, name="episode", hidden=True)  # the earlier name of the commands for bundles
 cli.add_typer(journal.cli, name="journal")
 cli.add_typer(base_trees.cli, name="base")
 cli.command("replay")(episodes.replay)
@@ -320,10 +322,8 @@ def _add_program(point: EntryPoint) -> None:
     def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION")] = None) -> None:
         raise typer.Exit(_program(point.name)(arguments or []))
 
-    # The program prints its own help: loading every program here would take seconds.
-    about = f"A program of its own: see errata {point.name} --help."
-    options = {"ignore_unknown_options": True}
-    cli.command(point.name, help=about, add_help_option=False, context_settings=options)(run)
+    options = {"ignore_unknown_options": True}  # the program prints its own help
+    cli.command(point.name, help=summary_of(point), add_help_option=False, context_settings=options)(run)
 
 
 for _point in sorted(entry_points(group="errata.programs"), key=lambda point: point.name):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
+from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
-from ..journal import journal_in
+from ..journal import is_unused, journal_in
 
 MAX_NAME = 80
 """Longest name of a directory, in characters; a longer one is cut off and ends with a hash."""
@@ -64,39 +64,51 @@ def left_behind(chosen: Path) -> Path | None:
     return home()
 
 
-def for_reading(eids: Sequence[str], holds: Callable[[Path, str], bool]) -> Path:
-    """Return the data directory that a command reads by default.
+def for_reading(given: Path | None = None) -> list[Path]:
+    """Return the data directories that a command reads: one, or several whose episodes are listed together.
 
-    That is ``ERRATA_DATA_DIR``, else the only directory with a journal, else the first one that has all ``eids``.
+    They are those in ``given``, else in ``ERRATA_DATA_DIR``, else in `home`: each of these may be a data directory, or
+    hold some. Those that no server has used yet are left out, unless there is no other.
 
     Args:
-        eids: Episodes that the command is about.
-        holds: Returns whether the journal of a directory has an episode.
+        given: The directory that the command names.
 
     Raises:
-        InvalidRequest: There is no journal, or there are several and ``eids`` is empty; the message lists them.
-        UnknownEpisode: There are several journals, and none has the episodes.
+        InvalidRequest: There is no journal.
+        JournalUnavailable: A directory cannot be read.
     """
     configured = os.environ.get("ERRATA_DATA_DIR")
-    if configured:
-        return Path(configured)
-    found = journals()
+    top = given or (Path(configured) if configured else home())
+    found = journals(top)
     if not found:
-        raise InvalidRequest(f"no journal in {home()} or below: give --data-dir or --url")
-    if len(found) == 1:
-        return found[0]
-    if not eids:
-        listed = ", ".join(map(str, found))
-        raise InvalidRequest(f"there are {len(found)} journals: give --data-dir with one of {listed}; or --url")
-    for directory in found:
-        if all(holds(directory, eid) for eid in eids):
-            return directory
-    raise UnknownEpisode(eids[0])
+        below = "" if given or configured else " or below"
+        raise InvalidRequest(f"no journal in {top}{below}: give --data-dir or --url")
+    return [directory for directory in found if not _is_unused(directory)] or found[:1]
 
 
-def journals() -> list[Path]:
-    """Return `home` and the directories in it, as far as they have a journal."""
-    top = home()
+def one(given: Path | None) -> Path:
+    """Return the data directory of a command that reads one: the given one itself, else the only one that there is.
+
+    Raises:
+        InvalidRequest: There is none, or there are several.
+    """
+    return given if given is not None and _has_journal(given) else only(for_reading(given))
+
+
+def only(directories: Sequence[Path]) -> Path:
+    """Return the only one of several data directories.
+
+    Raises:
+        InvalidRequest: There are several; the message lists them.
+    """
+    if len(directories) > 1:
+        listed = ", ".join(map(str, directories))
+        raise InvalidRequest(f"there are {len(directories)} journals: give --data-dir with one of {listed}")
+    return directories[0]
+
+
+def journals(top: Path) -> list[Path]:
+    """Return ``top`` and the directories in it, as far as they have a journal."""
     children = sorted(d for d in top.iterdir() if d.is_dir() and d.name not in _RESERVED) if top.is_dir() else []
     return [directory for directory in (top, *children) if _has_journal(directory)]
 
@@ -106,3 +118,10 @@ def _has_journal(directory: Path) -> bool:
         return journal_in(directory).is_dir()
     except JournalUnavailable:  # in an earlier version's format; opening it reports that
         return True
+
+
+def _is_unused(directory: Path) -> bool:
+    try:
+        return is_unused(journal_in(directory))
+    except JournalUnavailable:  # damaged, or in an earlier version's format; opening it reports that
+        return False

@@ -1,34 +1,39 @@
-"""``errata episodes`` and ``errata replay``: list, show and delete episodes, add rewards, print a step's payload."""
+"""``errata episodes`` and ``errata replay``: list, show and delete episodes, add rewards, show what the agent did."""
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
+import sys
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.table import Column
 
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
-from errata_protocol.replay import EpisodeDetail, RewardPost
+from errata_protocol.replay import EpisodeSummary, RewardPost
 
 from ..environments.discovery import published
 from ..output_guard import write_exact
 from .payloads import json_of, observation_in
-from .source import DataDir, Json, Source, Url
-from .tables import Table
+from .source import DataDir, Json, Place, Source, Url
+from .tables import Column, Table
+from .turns import show_turns
 
-cli = typer.Typer(help="List, show and delete episodes.", invoke_without_command=True, rich_markup_mode=None)
+cli = typer.Typer(
+    help="List, show, export and delete episodes; add rewards.", invoke_without_command=True, rich_markup_mode=None
+)
 
 
 def cursor_of(text: str) -> str:
-    """Check the argument of ``--cursor``: the number that an earlier list printed."""
-    if not text.isdecimal() or len(text) > 18:
+    """Check the argument of ``--cursor``: what an earlier list printed."""
+    if not re.fullmatch(r"([0-9]{1,18}|[se])(\.([0-9]{1,18}|[se]))*", text):
         raise typer.BadParameter(f"{text!r} is not a cursor that an earlier list printed")
     return text
 
@@ -52,26 +57,56 @@ def episodes(
     query |= {"error_kind": error_kind, "episode_id": episode_id}
     with Source(data_dir, url) as source:
         page = source.page(query)
+        places = [source.places(e.eid) for e in page.episodes]
+        several = not source.is_remote and len(source.runtimes) > 1
     if as_json:
-        typer.echo(json.dumps(page.model_dump(mode="json")))
+        listed = [_as_json(e, found) for e, found in zip(page.episodes, places, strict=True)]
+        typer.echo(json.dumps({"episodes": listed, "next": page.next}))
         return
-    headings = ("environment", "age", "turns", "reward", "done", "error kinds")
-    table = Table(Column("eid", no_wrap=True, min_width=27), *headings)
-    for e in page.episodes:
+    columns: list[str | Column] = [Column("eid", whole=True), "environment", "task"]
+    columns += [Column("turns", right=True, whole=True), Column("reward", right=True, whole=True)]
+    columns += [Column("status", whole=True), "errors", Column("last", whole=True)]
+    if not source.is_remote:
+        columns.append(Column("owner", whole=True))
+    if several:
+        columns.append("journal")
+    table = Table(*columns)
+    for e, found in zip(page.episodes, places, strict=True):
         kinds = " ".join(f"{kind}:{n}" for kind, n in e.error_kinds.items())
-        table.add(
-            e.eid, e.environment, _age(e.created), str(e.deliveries), f"{e.reward:g}", "yes" if e.done else "", kinds
-        )
-    table.print()
+        status = e.status or ("done" if e.done else "")
+        last = _age(e.last if e.last is not None else e.created)
+        cells = [e.eid, e.environment, e.task or "", str(e.deliveries), f"{e.reward:g}", status, kinds, last]
+        if not source.is_remote:
+            cells.append(found[0].owner if found else "")
+        if several:
+            cells.append(" ".join(place.directory.name for place in found))
+        table.add(*cells)
+    table.end()
     if page.next is not None:
         typer.echo(printable(f"more: the same command with --cursor {page.next}"))
+    elif not page.episodes:
+        print(f"errata: no such episode in {printable(source.seen)}", file=sys.stderr)
+
+
+def _as_json(episode: EpisodeSummary, found: Sequence[Place]) -> dict[str, Any]:
+    """Return an episode of a list for ``--json``; one from disk with its owner and its data directories."""
+    shown = episode.model_dump(mode="json")
+    if found:
+        shown |= {"owner": found[0].principal, "data_dirs": [str(place.directory) for place in found]}
+    return shown
 
 
 @cli.command("show")
 def show(eid: str, data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
-    """Show the turns of one episode."""
+    """Show the turns of one episode, as errata replay does.
+
+    --json prints the episode as GET /episodes/EID answers it.
+    """
     with Source(data_dir, url, eids=[eid]) as source:
-        _print_detail(source.detail(eid), as_json)
+        if as_json:
+            typer.echo(json.dumps(source.detail(eid).model_dump(mode="json")))
+        else:
+            show_turns(source, eid)
 
 
 @cli.command("rewards")
@@ -82,10 +117,10 @@ def rewards(eid: str, data_dir: DataDir = None, url: Url = None, as_json: Json =
     if as_json:
         typer.echo(json.dumps([r.model_dump() for r in found]))
         return
-    table = Table("t", "value", "source", "reward id")
+    table = Table(Column("t", right=True), Column("value", right=True), "source", Column("reward id", whole=True))
     for r in found:
         table.add(str(r.t), f"{r.value:g}", r.source, r.reward_id)
-    table.print()
+    table.end()
 
 
 @cli.command("reward", context_settings={"ignore_unknown_options": True})  # a value may be negative
@@ -139,17 +174,23 @@ def replay(
         int | None, typer.Argument(min=0, max=2**53 - 1, help="Delivery; without, all turns are listed.")
     ] = None,
     agent_text: Annotated[bool, typer.Option(help="Print what the agent read instead of the payload.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print below each turn what the agent read.")] = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Print the exact bytes of a step after checking their digest.
+    """Show what the agent did, or print the exact bytes of a step.
 
-    They are the bytes that the agent was sent at step T.
+    Without T: the turns, each with its action, in which «» mark what was wrong. With T: the bytes that the agent was
+    sent at step T, after checking their digest. --json prints a line for each turn.
     """
+    if full and t is not None:
+        raise typer.BadParameter("--full is for all turns: leave T out, or give --agent-text")
+    if agent_text and t is None:
+        raise typer.BadParameter("--agent-text is for one turn: give T, or give --full for all")
     with Source(data_dir, url, eids=[eid]) as source:
         if t is None:
-            _print_detail(source.detail(eid), as_json)
+            show_turns(source, eid, full=full, as_json=as_json)
             return
         payload, expected, kind = source.state(eid, t)
         if digest(payload) != expected:
@@ -180,22 +221,6 @@ def _agent_text(spec: EnvironmentSpec, payload: bytes) -> str:
             f"the environment {spec.name!r} that is installed here cannot read the payload: {type(error).__name__}: "
             f"{error}"
         ) from error
-
-
-def _print_detail(detail: EpisodeDetail, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(detail.model_dump(mode="json")))
-        return
-    done = ", done" if detail.done else ""
-    typer.echo(printable(f"{detail.eid} of {detail.environment}, reward {detail.reward:g}{done}"))
-    if detail.origin is not None:
-        typer.echo(printable(f"forked from {detail.origin.eid} at t={detail.origin.t}"))
-    table = Table("t", "kind", "reward", "error kind", "hint", "digest")
-    for turn in detail.turns:
-        reward = "" if turn.reward is None else f"{turn.reward:g}"
-        short = turn.digest.removeprefix("sha256:")[:16]
-        table.add(str(turn.t), turn.kind, reward, turn.error_kind or "", turn.hint_template_key or "", short)
-    table.print()
 
 
 def _age(created: float) -> str:

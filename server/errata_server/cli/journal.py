@@ -21,11 +21,12 @@ from errata_protocol.printable import printable
 
 from ..journal import SalvageReport, journal_in
 from ..runtime.data_lock import lock
+from ..runtime.store import Store
 from . import data_dirs
-from .bundles import Output, Progress, complete_file
+from .bundles import COUNTS, Output, Progress, complete_file
 from .bundles import report as show_verification
 from .source import DataDir, Json, Source
-from .tables import Table
+from .tables import Column, Table
 
 cli = typer.Typer(
     help="Size, check, export and prune a journal. Reads a directory, even while a server runs on it.",
@@ -42,15 +43,16 @@ def size(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Show sizes: rows by environment, and files on disk."""
     with Source(data_dir, None) as source:
         by_environment = asyncio.run(_sizes(source))
-        files = _files(source.directory)
+        each = [_files(directory) for directory in source.runtimes]
+    files = {name: sum(found[name] for found in each) for name in each[0]}
     total = {key: sum(sizes[key] for sizes in by_environment.values()) for key in _SIZES}
     if as_json:
         typer.echo(json.dumps({"environments": by_environment, "total": total, "files": files}))
         return
-    table = Table("environment", *_SIZES)
+    table = Table("environment", *(Column(name, right=True, whole=True) for name in _SIZES))
     for name, sizes in [*sorted(by_environment.items()), ("total", total)]:
         table.add(name, *(f"{sizes[key]:,}" for key in _SIZES))
-    table.print()
+    table.end()
     typer.echo("files: " + ", ".join(f"{name} {count:,}" for name, count in files.items()) + " bytes")
 
 
@@ -62,11 +64,11 @@ def verify(data_dir: DataDir = None, as_json: Json = False) -> None:
     everything is read again, and what is wrong both times is reported.
     """
     with Source(data_dir, None) as source:
-        found = asyncio.run(_verified(source))
-        where = str(source.directory)
+        found = asyncio.run(_all_verified(source))
+        where = source.seen
     if found.problems:  # or a server deleted or forked an episode in the meantime
         with Source(data_dir, None) as source:
-            again = asyncio.run(_verified(source))
+            again = asyncio.run(_all_verified(source))
         problems = [problem for problem in again.problems if problem in found.problems]
         found = again.model_copy(update={"ok": not problems, "problems": problems})
     show_verification(found, where, as_json)
@@ -90,7 +92,7 @@ def salvage(
     """
     from ..journal.salvage import salvage as repair
 
-    directory = data_dir or data_dirs.for_reading([], lambda *_: False)
+    directory = data_dir or data_dirs.one(None)
     journal = journal_in(directory)
     if output is not None and output.exists():
         raise InvalidRequest(f"{output} exists already: give the name of a new directory")
@@ -155,7 +157,7 @@ def retention(
     if keep_days is None and max_bytes is None:
         raise InvalidRequest("give what to keep: --keep-days N, --max-bytes B, or both")
     bound = _bytes(max_bytes) if max_bytes is not None else None
-    with Source(data_dir, None) as source:
+    with Source(data_dir, None, single=True) as source:
         chosen = asyncio.run(
             keeping.plan(
                 source.runtime.store,
@@ -201,7 +203,7 @@ def _delete(data_dir: Path | None, chosen: Any) -> tuple[int, int]:
     from ..episodes import retention as keeping
 
     progress = Progress("deleted")
-    with Source(data_dir, None, writes=True) as source:
+    with Source(data_dir, None, writes=True, single=True) as source:
         if not source.is_remote:
             return asyncio.run(keeping.apply(source.runtime.store, source.runtime.collect, chosen, progress)), 0
         deleted = foreign = 0
@@ -242,14 +244,17 @@ def export(
     choice = Choice(environment, _when(since) if since is not None else None, done, state, agent_text)
     with Source(data_dir, None) as source, complete_file(output) as file:
         rows = Parquet(file, by) if format == "parquet" else JsonLines(file)
-        made: AsyncIterator[BaseModel] = (turn_rows if by == "turn" else episode_rows)(source.runtime.store, choice)
+        made: list[AsyncIterator[BaseModel]] = [
+            (turn_rows if by == "turn" else episode_rows)(runtime.store, choice) for runtime in source.runtimes.values()
+        ]
 
         async def write() -> int:
             progress, count = Progress(f"{by}s"), 0
-            async for row in made:
-                rows.write(row)
-                count += 1
-                progress(count)
+            for of_a_journal in made:
+                async for row in of_a_journal:
+                    rows.write(row)
+                    count += 1
+                    progress(count)
             return count
 
         count = asyncio.run(write())
@@ -267,13 +272,14 @@ async def _sizes(source: Source) -> dict[str, dict[str, int]]:
 
     found: dict[str, dict[str, int]] = {}
     progress, seen = Progress("episodes"), 0
-    async for held in all_held(source.runtime.store):
-        sizes = found.setdefault(held.row.environment, dict.fromkeys(_SIZES, 0))
-        sizes["episodes"] += 1
-        for key in _SIZES[1:]:
-            sizes[key] += getattr(held, key)
-        seen += 1
-        progress(seen)
+    for runtime in source.runtimes.values():
+        async for held in all_held(runtime.store):
+            sizes = found.setdefault(held.row.environment, dict.fromkeys(_SIZES, 0))
+            sizes["episodes"] += 1
+            for key in _SIZES[1:]:
+                sizes[key] += getattr(held, key)
+            seen += 1
+            progress(seen)
     return found
 
 
@@ -298,7 +304,17 @@ def _files(directory: Path) -> dict[str, int]:
     return {"journal": journal, "sandboxes": backend.size_bytes(directory / registry.DIRECTORY)}
 
 
-async def _verified(source: Source) -> Verification:
+async def _all_verified(source: Source) -> Verification:
+    """Check each journal apart: an episode may be in two of them, as in a copy."""
+    first, *rest = [await _verified(runtime.store) for runtime in source.runtimes.values()]
+    for found in rest:
+        counts = {name: getattr(first, name) + getattr(found, name) for name in COUNTS}
+        both = {"problems": [*first.problems, *found.problems], "notes": [*first.notes, *found.notes]}
+        first = first.model_copy(update={**counts, **both, "ok": first.ok and found.ok})
+    return first
+
+
+async def _verified(store: Store) -> Verification:
     """Check all episodes of a journal and print the progress to standard error.
 
     An episode whose deliveries cannot be read is a problem in the result, not an error of this function.
@@ -307,14 +323,14 @@ async def _verified(source: Source) -> Verification:
     from ..episodes.rollouts import all_held
 
     check, progress, seen = EpisodeCheck(), Progress("deliveries"), 0
-    async for held in all_held(source.runtime.store):
+    async for held in all_held(store):
         if (origin := held.row.origin) is not None:
             check.expect(held.row.eid, origin)
-    async for held in all_held(source.runtime.store):
-        record = await describe(source.runtime.store, held.row)
+    async for held in all_held(store):
+        record = await describe(store, held.row)
         check.take(record)
         try:
-            async for line in contents(source.runtime.store, record):
+            async for line in contents(store, record):
                 check.take(line)
                 seen += 1
                 progress(seen)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -25,13 +27,13 @@ from errata_protocol.errors import (
 )
 from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord, episode_path
 
-from ..doors.auth import principal_of
-from ..journal import ReadOnlyJournal, journal_in
+from ..journal import ALL_OWNERS, ReadOnlyJournal, journal_in
 from ..runtime.data_lock import owner_url
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
-from ..settings import Settings, token_in_environment
+from ..settings import Settings, tokens_in_environment
 from . import answers, data_dirs
+from .merged_pages import Pages, merged_page
 
 if TYPE_CHECKING:
     from ..episodes.episodes import Episodes
@@ -69,8 +71,8 @@ DataDir = Annotated[
     typer.Option(
         parser=directory,
         metavar="PATH",
-        help="Journal to read. [default: ERRATA_DATA_DIR, else what is below errata in XDG_DATA_HOME or "
-        "~/.local/share: the only journal, or the one with the episode]",
+        help="Journal to read, or a directory of several, whose episodes are listed together. "
+        "[default: ERRATA_DATA_DIR, else what is below errata in XDG_DATA_HOME or ~/.local/share]",
     ),
 ]
 ServersDir = Annotated[
@@ -86,100 +88,161 @@ Url = Annotated[str | None, typer.Option(help="Server to use instead of reading 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 
 
-class Source:
-    """Access to the episodes of a server over HTTP, or of a data directory. Use it as a context manager.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an episode was found on disk.
 
+    Args:
+        directory: The data directory.
+        principal: Owner of the episode: the hash of a token; None without authentication.
+    """
+
+    directory: Path
+    principal: str | None
+
+    @property
+    def owner(self) -> str:
+        """The owner as it is printed: the beginning of the hash; ``-`` without authentication."""
+        return self.principal[:12] if self.principal is not None else "-"
+
+
+class Source:
+    """Access to the episodes of a server over HTTP, or of data directories. Use it as a context manager.
+
+    Who can read a data directory sees the episodes of all its owners; a server shows those of the token that is sent.
     A data directory can be read while a server runs on it. Changes are then made through that server.
 
     Args:
-        data_dir: The data directory; None for the one that `data_dirs.for_reading` returns.
+        data_dir: The data directory, or one that holds some; None for what `data_dirs.for_reading` returns.
         url: URL of a server to use instead of a data directory.
-        eids: Episodes that the command is about; they select the data directory if there are several.
+        eids: Episodes that the command is about; they select the data directory for a change.
         writes: Open the directory for changes, or use the server that runs on it.
+        single: Read one data directory only.
 
     Raises:
-        InvalidRequest: There is no journal, or ``url`` is not an HTTP URL.
+        InvalidRequest: There is no journal, or one directory is needed and there are several; ``url`` is not an HTTP
+            URL; or the environment has several tokens, of which a server could be sent one only.
+        UnknownEpisode: ``writes`` is given, and no data directory has the first of ``eids``.
         JournalUnavailable: The directory is in use and its server cannot be found.
     """
 
     def __init__(
-        self, data_dir: Path | None, url: str | None, *, eids: Sequence[str] = (), writes: bool = False
+        self,
+        data_dir: Path | None,
+        url: str | None,
+        *,
+        eids: Sequence[str] = (),
+        writes: bool = False,
+        single: bool = False,
     ) -> None:
-        self._token = token_in_environment()
         self._url = _checked(url) if url is not None else None
-        self._runtime: Runtime | None = None
-        self._directory: Path | None = None
-        if url is None:
-            self._directory = data_dir or data_dirs.for_reading(eids, _holds)
-            if not journal_in(self._directory).is_dir():
-                raise InvalidRequest(f"no journal in {self._directory}: give --data-dir or --url")
-            if writes:
-                self._open_for_writing(self._directory)
+        self._token: str | None = None
+        self._runtimes: dict[Path, Runtime] = {}
+        self._directories: list[Path] = []
+        if self._url is not None:
+            self._token = _only_token()
+            return
+        self._directories = [data_dirs.one(data_dir)] if single else data_dirs.for_reading(data_dir)
+        if writes:
+            self._directories = [self._one_of(eids)]
+            self._open_for_writing(self._directories[0])
+
+    def _one_of(self, eids: Sequence[str]) -> Path:
+        """Return the only directory, or else the one that has the episodes."""
+        if len(self._directories) == 1 or not eids:
+            return data_dirs.only(self._directories)
+        places: dict[str, Path] = {}
+        for directory in self._directories:
+            with _read_only(directory) as journal:
+                places |= {eid: directory for eid in eids if eid not in places and journal.episode(eid) is not None}
+        return _same_directory(eids, places)
 
     def _open_for_writing(self, directory: Path) -> None:
         """Open the directory, or use the server that has it open; raise JournalUnavailable if it cannot be found."""
         try:
-            self._runtime = Runtime(Settings(data_dir=directory))
+            self._runtimes[directory] = Runtime(Settings(data_dir=directory))
         except JournalUnavailable:
             self._url = owner_url(directory)
             if self._url is None:
                 raise
+            self._token = _only_token()
 
     def __enter__(self) -> Source:
-        if self._url is None and self._runtime is None:
-            journal = ReadOnlyJournal(journal_in(self.directory))
-            journal.blocking = False  # nothing else runs in a command while it reads
-            self._runtime = Runtime(Settings(data_dir=None), journal=journal)
+        if self._url is None:
+            for directory in self._directories:
+                if directory not in self._runtimes:
+                    journal = ReadOnlyJournal(journal_in(directory))
+                    journal.blocking = False  # nothing else runs in a command while it reads
+                    self._runtimes[directory] = Runtime(Settings(data_dir=None), journal=journal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._runtime is not None:
-            asyncio.run(self._runtime.close())
+        for runtime in self._runtimes.values():
+            asyncio.run(runtime.close())
 
-    @property
-    def _principal(self) -> str | None:
-        return principal_of(self._token) if self._token else None
-
-    def page(self, query: dict[str, Any]) -> EpisodePage:
-        """Return one page of episodes, newest first, from the server or from the local journal.
+    def page(self, query: Mapping[str, Any]) -> EpisodePage:
+        """Return one page of episodes, newest first: of the server, or of all data directories together.
 
         Args:
             query: The parameters of ``GET /episodes``. Each one has to be there; None stands for one that is not set.
+
+        Raises:
+            InvalidRequest: The cursor is one of another list.
         """
         if self._url is not None:
             params = {k: v for k, v in query.items() if v is not None}
             return self._http("GET", "/episodes", params=params).read(_PAGE)
-        return self._local(lambda episodes: episodes.reads.page(**query, principal=self._principal))
+        return merged_page([self._pages(directory, query) for directory in self._directories], query)
+
+    def _pages(self, directory: Path, query: Mapping[str, Any]) -> Pages:
+        def page(limit: int, cursor: str | None) -> EpisodePage:
+            given = {**query, "limit": limit, "cursor": cursor}
+            return self._local(directory, lambda episodes: episodes.reads.page(**given, principal=ALL_OWNERS))
+
+        return page
+
+    def places(self, eid: str) -> list[Place]:
+        """Return where the data directories have an episode, and its owner; empty if a server is used."""
+        found = []
+        for directory, runtime in self._runtimes.items():
+            if (row := runtime.store.journal.episode(eid)) is not None:
+                found.append(Place(directory, row.principal))
+        return found
+
+    def owner(self, eid: str) -> str:
+        """Return the owner of an episode as it is printed; empty if a server is used, which shows only own ones."""
+        return next((place.owner for place in self.places(eid)), "")
 
     def detail(self, eid: str) -> EpisodeDetail:
         """Return an episode with its turns.
 
         Raises:
-            UnknownEpisode: There is none, or it belongs to another token.
+            UnknownEpisode: There is none, or it belongs to another token than the one that the server was sent.
         """
         if self._url is not None:
             return self._http("GET", episode_path(eid)).read(_DETAIL)
-        return self._local(lambda episodes: episodes.reads.detail(eid, self._principal))
+        return self._local(self._directory_of(eid), lambda episodes: episodes.reads.detail(eid, ALL_OWNERS))
 
     def state(self, eid: str, t: int) -> tuple[bytes, str, str]:
         """Return the payload of delivery ``t``, its recorded digest and its kind."""
         if self._url is not None:
             answer = self._http("GET", f"{episode_path(eid)}/states/{t}")
             return answer.content, answer.header("etag").strip('"'), answer.header("x-errata-kind")
-        found = self._local(lambda episodes: episodes.reads.delivered(eid, t, self._principal))
+        directory = self._directory_of(eid)
+        found = self._local(directory, lambda episodes: episodes.reads.delivered(eid, t, ALL_OWNERS))
         return found.payload, found.digest, found.kind
 
     def rewards(self, eid: str) -> list[RewardRecord]:
         """Return the late rewards of an episode."""
         if self._url is not None:
             return self._http("GET", f"{episode_path(eid)}/rewards").read(_RECORDS)
-        return self._local(lambda episodes: episodes.reads.rewards(eid, self._principal))
+        return self._local(self._directory_of(eid), lambda episodes: episodes.reads.rewards(eid, ALL_OWNERS))
 
     def reward(self, eid: str, post: RewardPost) -> RewardRecord:
         """Add a late reward and return it as recorded."""
         if self._url is not None:
             return self._http("POST", f"{episode_path(eid)}/rewards", json=post.model_dump()).read(_RECORD)
-        return reward_record(asyncio.run(self.runtime.rewards.post_all(eid, [post], self._principal))[0])
+        return reward_record(asyncio.run(self.runtime.rewards.post_all(eid, [post], ALL_OWNERS))[0])
 
     def bundle(
         self,
@@ -210,19 +273,30 @@ class Source:
     async def _write_bundle(self, eids: Sequence[str], write: Callable[[bytes], object], ancestors: bool) -> None:
         from ..episodes.bundles import bundle
 
-        async for line in bundle(self.runtime.store, self.runtime.clock, eids, self._principal, ancestors=ancestors):
+        directory = _same_directory(eids, {eid: place.directory for eid in eids for place in self.places(eid)[:1]})
+        runtime = self._runtimes[directory]
+        async for line in bundle(runtime.store, runtime.clock, eids, ALL_OWNERS, ancestors=ancestors):
             write(line)
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime on the data directory.
+        """The runtime on the only data directory.
+
+        Raises:
+            InvalidRequest: A server is used, or there are several directories.
+        """
+        return self.runtimes[self.directory]
+
+    @property
+    def runtimes(self) -> Mapping[Path, Runtime]:
+        """The runtime on each data directory.
 
         Raises:
             InvalidRequest: A server is used, so there is none.
         """
-        if self._runtime is None:
+        if not self._runtimes:
             raise InvalidRequest(_NO_DIRECTORY)
-        return self._runtime
+        return self._runtimes
 
     @property
     def is_remote(self) -> bool:
@@ -234,11 +308,18 @@ class Source:
         """The data directory.
 
         Raises:
-            InvalidRequest: A URL was given instead of one.
+            InvalidRequest: A URL was given instead of one, or there are several.
         """
-        if self._directory is None:
+        if not self._directories:
             raise InvalidRequest(_NO_DIRECTORY)
-        return self._directory
+        return data_dirs.only(self._directories)
+
+    @property
+    def seen(self) -> str:
+        """What is read, for messages: the data directories, or what the server shows to the token that it is sent."""
+        if self._url is None:
+            return ", ".join(map(str, self._directories))
+        return f"what {self._url} shows {'to this token' if self._token else 'without a token'}"
 
     def delete_all(self, eids: Sequence[str], *, unused_only: bool = False) -> DeletedEpisodes:
         """Delete episodes, through the server if one is used.
@@ -255,7 +336,7 @@ class Source:
             body = {"eids": list(eids), "unused_only": unused_only}
             return self._http("POST", "/episodes/delete", json=body).read(_DELETED)
         return self._local(
-            lambda episodes: episodes.deletion.delete_all(eids, self._principal, unused_only=unused_only)
+            self.directory, lambda episodes: episodes.deletion.delete_all(eids, ALL_OWNERS, unused_only=unused_only)
         )
 
     def delete(self, eid: str) -> int:
@@ -266,13 +347,17 @@ class Source:
         """
         if self._url is not None:
             return self._http("DELETE", episode_path(eid)).read(_COUNT).deleted
-        return self._local(lambda episodes: episodes.deletion.delete(eid, self._principal))
+        return self._local(self.directory, lambda episodes: episodes.deletion.delete(eid, ALL_OWNERS))
 
-    def _local(self, work: Callable[[Episodes], Awaitable[T]]) -> T:
-        """Run a coroutine on the episodes of the data directory, in an event loop of its own."""
+    def _directory_of(self, eid: str) -> Path:
+        """Return the directory that has an episode; the first one if none has, which then says so."""
+        return next((place.directory for place in self.places(eid)), self._directories[0])
+
+    def _local(self, directory: Path, work: Callable[[Episodes], Awaitable[T]]) -> T:
+        """Run a coroutine on the episodes of a data directory, in an event loop of its own."""
         from ..episodes.episodes import Episodes
 
-        episodes = Episodes.of(self.runtime)
+        episodes = Episodes.of(self.runtimes[directory])
 
         async def call() -> T:
             return await work(episodes)
@@ -368,14 +453,42 @@ class _AfterHeader:
             ) from error
 
 
-def _holds(directory: Path, eid: str) -> bool:
-    """Return whether a data directory has an episode."""
-    with Source(directory, None) as source:
-        try:
-            source.detail(eid)
-        except UnknownEpisode:
-            return False
-        return True
+@contextmanager
+def _read_only(directory: Path) -> Iterator[ReadOnlyJournal]:
+    with closing(ReadOnlyJournal(journal_in(directory))) as journal:
+        yield journal
+
+
+def _same_directory(eids: Sequence[str], places: Mapping[str, Path]) -> Path:
+    """Return the data directory of episodes, by where each one is.
+
+    Raises:
+        UnknownEpisode: One is nowhere.
+        InvalidRequest: They are in several.
+    """
+    for eid in eids:
+        if eid not in places:
+            raise UnknownEpisode(eid)
+    directories = list(dict.fromkeys(places.values()))
+    if len(directories) > 1:
+        listed = " and ".join(map(str, directories))
+        raise InvalidRequest(f"the episodes are in {listed}: name those of one directory at a time")
+    return directories[0]
+
+
+def _only_token() -> str | None:
+    """Return the token that a server is sent; None without one.
+
+    Raises:
+        InvalidRequest: The environment has several, as that of a server has: each sees episodes of its own.
+    """
+    tokens = tokens_in_environment()
+    if len(tokens) > 1:
+        raise InvalidRequest(
+            f"ERRATA_TOKEN or ERRATA_TOKEN_FILE has {len(tokens)} tokens, and a server shows each its own episodes: "
+            "set ERRATA_TOKEN to one of them, or read all episodes on the server's machine with --data-dir"
+        )
+    return next(iter(tokens), None)
 
 
 def _checked(url: str) -> str:
@@ -406,4 +519,4 @@ def _has_code(answer: answers.Answer) -> bool:
 def _error_of(answer: answers.Answer) -> ErrataError:
     if _has_code(answer):
         return error_from_wire(answer.json())
-    return JournalUnavailable(f"{answer.url}: HTTP {answer.status}; is it an Errata server?")
+    return JournalUnavailable(f"{answer.url.partition('?')[0]}: HTTP {answer.status}; is it an Errata server?")
