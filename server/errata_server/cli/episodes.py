@@ -144,7 +144,8 @@ def reward(
     try:
         post = RewardPost(t=t, value=value, source=source, reward_id=reward_id or f"cli-{secrets.token_hex(8)}")
     except ValidationError as error:
-        raise InvalidRequest(f"not a reward: {error.errors(include_url=False)[0]['msg']}") from error
+        wrong = error.errors(include_url=False)[0]
+        raise InvalidRequest(f"not a reward: {wrong['loc'][0]}: {wrong['msg']}") from error
     with Source(data_dir, url, eids=[eid], writes=True) as opened:
         made = opened.reward(eid, post)
     line = f"{eid}: t={made.t} {made.value:g} from {made.source}, reward id {made.reward_id}"
