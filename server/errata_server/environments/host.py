@@ -34,6 +34,7 @@ from ..concurrency.threads import Threads
 from ..recovery import NONE, RecoveryClass
 from .call_arguments import accepted, parameters_of
 from .context import SessionContext, _current
+from .forked_state import ForkedState
 from .mcp_session import McpKeeper, has_mcp_session
 from .placement import EnvironmentFactory, overrides, place_for
 from .recovery_class import is_foreign_snapshot, recovery_of
@@ -88,6 +89,7 @@ class EnvHost:
             place.release()
             self._place = None
         self._mcp: McpKeeper | None = None
+        self._fork: ForkedState | None = None
         self._scope = contextvars.copy_context()
         self._scope.run(_current.set, context)
         self.rates_steps = self.credit.compute is not None
@@ -224,9 +226,11 @@ class EnvHost:
         method = self.env.reset_async if self._async_reset else self.env.reset
         kwargs = accepted(method, data)
         try:
-            return (yield from self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s))
+            observation = yield from self._call(functools.partial(method, **kwargs) if kwargs else method, timeout_s)
         finally:
             self._look_for_rubric()
+        self._fork = None
+        return observation
 
     def step(
         self, action: Action, given: Mapping[str, Any] | None = None, *, timeout_s: float
@@ -279,12 +283,13 @@ class EnvHost:
         return (yield from self._call(lambda: result, timeout_s, on_loop=True, name="step"))
 
     async def state(self) -> dict[str, Any]:
-        """Return the environment's state as a dict; empty if it has none."""
+        """Return the environment's state as a dict, of a fork with its own eid and count; empty if it has none."""
         state = await run(self._call(lambda: self.env.state, 60.0, on_loop=True, name="state"))
         try:
-            return calling(_as_dict, state)
+            found = calling(_as_dict, state)
         except Exception as error:
             raise EnvironmentFailed(f"the state cannot be read: {text_of(error)}") from error
+        return found if self._fork is None else self._fork.applied(found)
 
     def snapshot(self) -> Procedure[Snapshot | None]:
         """Return a snapshot to journal with the last delivery; None if the environment takes none.
@@ -352,9 +357,23 @@ class EnvHost:
     async def forked(self, episode_id: str) -> None:
         """Call the environment's ``forked``, if it has it: a child episode begins, step_count 0 (PROTOCOL D11)."""
         self.credit.forked()
-        method = getattr(self.env, "forked", None)
-        if callable(method):
-            await run(self._call(method, 60.0, episode_id))
+        if self.counts_forks:
+            await run(self._call(getattr(self.env, "forked"), 60.0, episode_id))  # noqa: B009
+        else:
+            await self.continues_fork(episode_id, 0)
+
+    @property
+    def counts_forks(self) -> bool:
+        """Whether the environment has ``forked``, and so counts the steps of a fork itself."""
+        return callable(getattr(self.env, "forked", None))
+
+    async def continues_fork(self, eid: str, t: int) -> None:
+        """Count the state of an environment without ``forked`` from the start of a fork, which stands at ``t``."""
+        self._fork = None
+        try:
+            self._fork = ForkedState.of(await self.state(), eid, t)
+        except ErrataError:
+            pass  # as in upstream, a state that cannot be read fails nothing but its own reading
 
     async def close(self) -> None:
         """Close the MCP session and the environment, and release the thread. Exceptions are logged.

@@ -179,10 +179,14 @@ class InstanceLoader:
             if outcome != "earlier":
                 self._runtime.metrics.reexecuted(session.row.environment, outcome)
 
+    async def is_fork(self, eid: str) -> bool:
+        """Return whether an episode is a fork of another."""
+        row = await self._runtime.store.episode(eid)
+        return row is not None and row.origin_eid is not None
+
     async def _restore_credit(self, host: EnvHost, eid: str, t: int) -> None:
         """Rebuild the reward credit of an instance that was restored from the snapshot of delivery ``t``."""
-        row = await self._runtime.store.episode(eid)
-        if row is not None and row.origin_eid is not None:
+        if await self.is_fork(eid):
             host.credit.forked()
             return
         turns = await self._runtime.store.turns(eid)
@@ -229,8 +233,11 @@ class _Restoration:
         await host.restore(Snapshot(last.state, last.refs))
         if last.kind == "fork":
             await host.forked(last.eid)
-        elif host.credit.compute is not None:
+            return True
+        if host.credit.compute is not None:
             await self._loader._restore_credit(host, last.eid, self._t)
+        if not host.counts_forks and await self._loader.is_fork(last.eid):
+            await host.continues_fork(last.eid, self._t)
         return True
 
     async def by_reexecution(self) -> bool:
