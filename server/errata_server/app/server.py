@@ -43,6 +43,7 @@ from ..doors.mux.multiplexer import Multiplexer
 from ..doors.mux.socket import MuxSocket, asks_for_mux
 from ..doors.mux.translation import RequestDecoder
 from ..doors.plain_socket import PlainSocket
+from ..environments.conformance_probe import probe_of
 from ..environments.declarations import Declared
 from ..environments.detection import FieldMap
 from ..environments.volatile_fields import field_names, resolved
@@ -193,6 +194,8 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
         stateless.replace(app, self.sessions, self.action_cls, simulation=simulation)
         upstream_routes.add_short_task_api(app, self.env_name)
         http_routes.register_mcp(app, self.mcp, self.runtime.settings.max_frame)
+        if (probe := probe_of(self._env_factory, self.action_cls)) is not None:
+            http_routes.register_probe(app, probe)
 
         self.multiplexer = multiplexer = Multiplexer(
             ServerConfig(limits=self.runtime.settings.limits, production=not simulation),

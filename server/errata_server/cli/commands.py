@@ -330,6 +330,30 @@ for _point in sorted(entry_points(group="errata.programs"), key=lambda point: po
     if _point.name not in ("bench", "ablate"):
         _add_program(_point)
 
+ELSEWHERE = {"conformance": "openenv-errata-conformance"}
+"""Programs of other distributions of this project, and the distribution that has each."""
+
+
+def _add_missing(name: str, distribution: str) -> None:
+    """Register a command that says what to install for a program that is not here."""
+
+    def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION")] = None) -> None:
+        print(
+            f"errata: {name} is a program of another distribution: pip install {distribution}, or in a checkout "
+            f"pip install ./{name}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(2)
+
+    about = f"Not installed: pip install {distribution}."
+    options = {"ignore_unknown_options": True}
+    cli.command(name, help=about, add_help_option=False, context_settings=options)(run)
+
+
+for _name, _distribution in ELSEWHERE.items():
+    if not entry_points(group="errata.programs", name=_name):
+        _add_missing(_name, _distribution)
+
 
 def _program(name: str) -> Callable[[list[str]], int]:
     """Load the program of an entry point of the group ``errata.programs``."""

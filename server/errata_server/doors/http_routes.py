@@ -101,6 +101,19 @@ def register(
         _register_changes(app, runtime, episodes)
 
 
+def register_probe(app: FastAPI, probe: bytes) -> None:
+    """Add the route by which the conformance kit finds what it may send to the environment.
+
+    Args:
+        app: The application.
+        probe: JSON text of the probe.
+    """
+
+    @app.get("/conformance/probe", tags=["Errata"])
+    async def get_probe() -> Response:
+        return Response(probe, media_type="application/json")
+
+
 def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
     """Add the routes that read episodes.
 
