@@ -25,8 +25,8 @@ def arguments() -> argparse.ArgumentParser:
         prog="errata conformance",
         description="Check an OpenEnv server against RFC 014 (error-site markers), 015 (state replay and fork) and 016 "
         "(connection multiplexing). Each check names its statement. 'not supported' and 'not tested' are no passes.",
-        epilog="Exit status: 0 nothing is broken, 1 a MUST is broken, 2 the call is wrong, nobody answers, or the "
-        "client cannot be started.",
+        epilog="Exit status: 0 no MUST is broken, 1 a MUST is broken, 2 the call is wrong, nobody answers, no action "
+        "works on the environment, or the client cannot be started.",
     )
     parser.add_argument(
         "url", nargs="?", help="base URL of the server, such as http://127.0.0.1:8000, with its path if any"
@@ -46,7 +46,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", metavar="ID", default=[], help="only these statements, such as R-016-7")
     parser.add_argument(
         "--probe",
-        help=f"actions for the environment: {', '.join(KNOWN)}, or a JSON file (default: guessed from GET /schema)",
+        help=f"actions for the environment: {', '.join(KNOWN)}, or a JSON file (default: what the server offers, else "
+        "guessed from GET /schema)",
     )
     parser.add_argument("--token", help="bearer token")
     parser.add_argument("--other-token", help="token of another principal, for the checks of R-015-29")
@@ -66,7 +67,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=float, default=15.0, metavar="S", help="time limit for a reply, in seconds (default 15)"
     )
-    parser.add_argument("--strict", action="store_true", help="a broken SHOULD counts for the exit status")
+    parser.add_argument(
+        "--strict", action="store_true", help="a SHOULD that is not followed counts for the exit status"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write the report as JUnit XML")
     parser.add_argument("-v", "--verbose", action="store_true", help="name the checks that passed too")
@@ -168,9 +171,11 @@ async def _main(asked: argparse.Namespace, target: Target, probe: str | None) ->
     else:
         offers = f"extensions {target.extensions or 'none'}; recovery {target.recovery}"
         print(printable(f"{asked.url}: actions {name}; {offers}\n{as_text(results, asked.verbose)}"))
-    if any(one.outcome is Outcome.FAILED and one.statement == "base.connect" for one in results):
+    if broken(results, asked.strict):
         return 1
-    return 1 if broken(results, asked.strict) else 0
+    if not target.probe.step and any(one.outcome is Outcome.NOT_TESTED for one in results):
+        return _fail(f"no step was tested: actions {name}")
+    return 0
 
 
 def _fail(message: str) -> int:

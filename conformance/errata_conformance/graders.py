@@ -17,7 +17,7 @@ from openenv.validation.types import CheckStatus, Level
 from websockets.exceptions import WebSocketException
 
 from .results import Blocked, Broken, NotSupported, NotTested
-from .server_side.check_fork import same
+from .server_side.check_fork import alike
 from .server_side.check_replay import probed
 from .server_side.sockets import Message, Wire
 from .server_side.target import Target
@@ -116,8 +116,10 @@ class EpisodeDeterminism(_Grader):
         async with target.plain() as wire:
             second = await played(wire, episode)
         for t, (one, other) in enumerate(zip(first, second, strict=True)):
-            if not same(target, one, other):
-                raise Broken(f"request {t} was answered with {one}, and then with {other}")
+            try:
+                alike(target, other, one)
+            except Broken as error:
+                raise Broken(f"request {t} was answered differently: {error}") from None
         return {"deliveries": len(first)}
 
 

@@ -63,11 +63,11 @@ class CheckItem(pytest.Item):
         from .server_side.run import run
 
         (result,) = asyncio.run(run(self.target, [self.check]))
-        if result.outcome in (Outcome.NOT_SUPPORTED, Outcome.NOT_TESTED, Outcome.FINDING):
-            pytest.skip(f"{result.outcome.value}: {result.detail}")
-        if result.outcome is not Outcome.PASSED:
+        if result.outcome in (Outcome.FAILED, Outcome.BLOCKED):
             by = f" (because of {result.blocked_by})" if result.blocked_by else ""
             pytest.fail(f"{result.statement}{by}: {result.detail}", pytrace=False)
+        if result.outcome is not Outcome.PASSED:
+            pytest.skip(f"{result.outcome.value}: {result.detail}")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return the location of the test, for pytest's reports."""

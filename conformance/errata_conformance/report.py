@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from .results import Outcome, Result, grouped
+from .results import WRONG, Outcome, Result, grouped
 from .statements import Statement, statements
 
 
@@ -18,9 +18,9 @@ def broken(results: Sequence[Result], strict: bool = False) -> list[Result]:
 
     Args:
         results: Results in the order of the checks.
-        strict: Include statements that say only SHOULD.
+        strict: Include each SHOULD that is not followed.
     """
-    return [root for root, _ in grouped(results) if strict or level(root.statement) == "MUST"]
+    return [root for root, _ in grouped(results) if strict or root.outcome is Outcome.FAILED]
 
 
 def level(statement: str) -> str:
@@ -36,10 +36,12 @@ def counts(results: Sequence[Result]) -> dict[str, int]:
 
 
 def as_text(results: Sequence[Result], verbose: bool = False) -> str:
-    """Return a report for people: broken statements, then findings, then what was not tested."""
+    """Return a report for people: what is broken, what is not followed, then findings, then what was not tested."""
     lines: list[str] = []
-    for root, consequences in grouped(results):
-        lines.append(f"BROKEN {root.statement} ({level(root.statement)}): {root.check}")
+    for root, consequences in sorted(grouped(results), key=lambda one: one[0].outcome is Outcome.NOT_FOLLOWED):
+        said = "BROKEN" if root.outcome is Outcome.FAILED else "not followed:"
+        strength = level(root.statement) if root.outcome is Outcome.FAILED else "SHOULD"
+        lines.append(f"{said} {root.statement} ({strength}): {root.check}")
         lines.append(f"    {root.detail}")
         if root.statement in statements():
             lines.append(f"    text: {_cut(statements()[root.statement].text)}")
@@ -50,11 +52,12 @@ def as_text(results: Sequence[Result], verbose: bool = False) -> str:
     for outcome in (
         Outcome.FINDING,
         Outcome.NOT_SUPPORTED,
+        Outcome.NOT_APPLICABLE,
         Outcome.NOT_TESTED,
         *((Outcome.PASSED,) if verbose else ()),
     ):
         same = [one for one in results if one.outcome is outcome]
-        if outcome is Outcome.NOT_SUPPORTED and not verbose:
+        if outcome is not Outcome.FINDING and not verbose:
             reasons: dict[str, list[str]] = {}
             for one in same:
                 reasons.setdefault(one.detail, []).append(one.statement)
@@ -76,10 +79,9 @@ def as_json(results: Sequence[Result], about: dict[str, Any]) -> str:
         results: Results in the order of the checks.
         about: Further members of the report, such as the URL.
     """
-    report = {
-        **about,
-        "counts": counts(results),
-        "broken": [
+    wrong: dict[Outcome, list[dict[str, Any]]] = {outcome: [] for outcome in WRONG}
+    for root, consequences in grouped(results):
+        wrong[root.outcome].append(
             {
                 "statement": root.statement,
                 "level": level(root.statement),
@@ -87,8 +89,12 @@ def as_json(results: Sequence[Result], about: dict[str, Any]) -> str:
                 "detail": root.detail,
                 "consequences": [f"{one.statement}: {one.check}" for one in consequences],
             }
-            for root, consequences in grouped(results)
-        ],
+        )
+    report = {
+        **about,
+        "counts": counts(results),
+        "broken": wrong[Outcome.FAILED],
+        "not_followed": wrong[Outcome.NOT_FOLLOWED],
         "results": [asdict(one) for one in results],
     }
     return json.dumps(report, indent=1)
@@ -98,15 +104,16 @@ def as_junit(results: Sequence[Result], name: str) -> str:
     """Return the results as JUnit XML, for CI systems.
 
     There is one ``testsuite``, called ``name``, with a ``testcase`` for each result. Checks that failed or were blocked
-    are failures. Those that were not supported or not tested are skipped.
+    are failures; all others but those that passed are skipped.
     """
     number = counts(results)
+    failures = number["failed"] + number["blocked"]
     suite = ElementTree.Element(
         "testsuite",
         name=name,
         tests=str(len(results)),
-        failures=str(number["failed"] + number["blocked"]),
-        skipped=str(number["not supported"] + number["not tested"]),
+        failures=str(failures),
+        skipped=str(len(results) - failures - number["passed"]),
     )
     for one in results:
         case = ElementTree.SubElement(

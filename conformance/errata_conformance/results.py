@@ -12,12 +12,17 @@ class Outcome(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
+    """A MUST does not hold."""
+    NOT_FOLLOWED = "not followed"
+    """A SHOULD does not hold, which a server may have reasons for."""
     BLOCKED = "blocked"
     """The check could not reach its own statement because another one is broken."""
     FINDING = "finding"
     """A known defect of the released OpenEnv server, in a profile of that server."""
     NOT_SUPPORTED = "not supported"
     """The server does not offer the extension. This is no pass."""
+    NOT_APPLICABLE = "not applicable"
+    """The statement is about servers or environments of another kind, such as those with MCP tools."""
     NOT_TESTED = "not tested"
     """The check needs something that was not given, such as an action that fails."""
 
@@ -47,6 +52,10 @@ class Broken(Exception):
     """The statement that is being checked is broken; the text says what was expected and what came."""
 
 
+class NotFollowed(Exception):
+    """A SHOULD does not hold, in a statement that is a MUST otherwise; the text says what came."""
+
+
 class Blocked(Exception):
     """A statement other than the checked one is broken, so that the check could not be made.
 
@@ -62,6 +71,14 @@ class Blocked(Exception):
 
 class NotTested(Exception):
     """The check needs something that was not given; the text says what."""
+
+
+class NoPlace(NotTested):
+    """The server has no place for another session."""
+
+
+class NotApplicable(Exception):
+    """The statement is about servers or environments of another kind; the text says of which."""
 
 
 class NotSupported(Exception):
@@ -90,8 +107,12 @@ def ensure(condition: object, detail: str) -> None:
         raise Broken(detail)
 
 
+WRONG = (Outcome.FAILED, Outcome.NOT_FOLLOWED)
+"""The outcomes of a check whose statement does not hold."""
+
+
 def grouped(results: Iterable[Result]) -> list[tuple[Result, list[Result]]]:
-    """Return the broken statements in the order of the checks, each with the checks that it blocked.
+    """Return the statements that do not hold in the order of the checks, each with the checks that it blocked.
 
     A statement may be broken without a failed check of its own, where it only blocked others. Its result then names the
     check that found it.
@@ -99,7 +120,7 @@ def grouped(results: Iterable[Result]) -> list[tuple[Result, list[Result]]]:
     results = list(results)
     roots: dict[str, Result] = {}
     for result in results:
-        if result.outcome is Outcome.FAILED:
+        if result.outcome in WRONG:
             roots.setdefault(result.statement, result)
     for result in results:
         if result.outcome is Outcome.BLOCKED and result.blocked_by is not None and result.blocked_by not in roots:
@@ -108,7 +129,7 @@ def grouped(results: Iterable[Result]) -> list[tuple[Result, list[Result]]]:
             )
     consequences: dict[str, list[Result]] = {statement: [] for statement in roots}
     for result in results:
-        if result.outcome is Outcome.FAILED and result is not roots[result.statement]:
+        if result.outcome in WRONG and result is not roots[result.statement]:
             consequences[result.statement].append(result)
         elif result.outcome is Outcome.BLOCKED and result.blocked_by is not None:
             consequences[result.blocked_by].append(result)

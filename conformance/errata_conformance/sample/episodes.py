@@ -80,6 +80,7 @@ class World:
         recovery: ``reexecute`` or ``none``.
         tokens: Tokens of principals; None for no authentication.
         production: Whether replay, fork and reward routes are left out.
+        probe: What ``GET /conformance/probe`` answers; None for no such route.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class World:
         recovery: str = "reexecute",
         tokens: tuple[str, ...] | None = None,
         production: bool = False,
+        probe: Any = None,
     ) -> None:
+        self.probe = probe
         self.defect, self.declared, self.recovery = defect, declared, recovery
         self.tokens, self.production = tokens, production
         self.episodes: dict[str, Episode] = {}
@@ -226,7 +229,7 @@ class Instance:
                     self.lost = True
                     raise Refusal("SESSION_LOST", "the requests were run again and answered otherwise", **self.place)
             if episode is not None and episode.prefix:
-                self.env.episode_id = episode.eid
+                self.env.episode_id, self.env.again = episode.eid, True
                 if not self.world.wrong("child-counts-on"):
                     self.env.steps = 0
         return self.env
@@ -245,7 +248,11 @@ class Instance:
         exact = isinstance(place, dict) and set(place) == {"episode_id", "t"} and isinstance(place["episode_id"], str)
         if self.world.wrong("injected-any-form"):
             exact = isinstance(place, dict) and {"episode_id", "t"} <= set(place)
-        if exact and type(place["t"]) is int and not self.world.production and not self.world.wrong("injected-ignored"):
+        exact = exact and type(place["t"]) is int
+        exact = exact and (0 <= place["t"] < 2**53 or self.world.wrong("injected-any-t"))
+        if "injected_state" in data and not exact and self.world.wrong("injected-refused"):
+            raise Refusal("VALIDATION_ERROR", "injected_state is {episode_id, t}")
+        if exact and not self.world.production and not self.world.wrong("injected-ignored"):
             try:
                 child = self.world.forked(place["episode_id"], place["t"], self.owner)
             except Refusal:
@@ -280,8 +287,10 @@ class Instance:
         if self.episode is None:  # a step before any reset begins an episode
             self.episode = Episode(self.world.eid(), self.owner, None, session=self)
             self.world.episodes[self.episode.eid] = self.episode
+        origin = self.episode.origin
+        before = origin["t"] if origin is not None and self.world.wrong("site-t-of-parent") else 0
         try:
-            answer = await self._call(env, (kind, data), self.episode.t + 1)
+            answer = await self._call(env, (kind, data), before + self.episode.t + 1)
         except InvalidAction as error:
             raise Refusal("VALIDATION_ERROR", str(error)) from None
         except MachineFailed as error:

@@ -123,6 +123,7 @@ class Server:
             Route("/metadata", self.metadata),
             Route("/mcp", self.mcp, methods=["POST"]),
             Route("/capabilities", self.capabilities),
+            *([Route("/conformance/probe", self.probe)] if self.world.probe is not None else []),
             WebSocketRoute("/ws", self.ws),
         ]
         if not world.production:
@@ -159,6 +160,9 @@ class Server:
 
     async def health(self, _request: Request) -> Response:
         return JSONResponse({"status": "healthy"})
+
+    async def probe(self, _request: Request) -> Response:
+        return JSONResponse(self.world.probe)
 
     async def schema(self, _request: Request) -> Response:
         return JSONResponse(schemas(self.world.declared and not self.world.wrong("schema-without-fields")))

@@ -46,6 +46,8 @@ class Tally:
         self.wrong, self.declared = wrong, declared
         self.total: float = 0.0
         self.steps, self.failed = 0, 0
+        self.again = False
+        """Whether the instance was made for a fork."""
         self.episode_id: str | None = None
 
     def reset(self, episode_id: str | None) -> dict[str, Any]:
@@ -136,6 +138,8 @@ class Tally:
                 "source": "action",
                 "message": f"{message}\nsecond line" if self.wrong("message-of-two-lines") else message,
             }
+            if self.again and self.wrong("child-fails-otherwise"):
+                site["action_span"] = [0, 0]
             if self.wrong("site-with-tenth-field"):
                 site["confidence"] = 1.0
             sites.append(site)

@@ -53,14 +53,13 @@ async def up(target: Target) -> None:
 @check("R-016-16", "a storm of lost connections doubles and loses nothing", alone=True)
 async def _(target: Target) -> None:
     spoken(target)
-    actions = target.probe.need("step")
     async with target.multiplexed() as wire:
         session = Session(wire)
         await session.open(fence=1)
         await session.works("reset")
         sent, last, fence = {}, 1, 1
         for id in range(2, 32):
-            sent[id] = session.envelope("step", actions[id % len(actions)], id=id)
+            sent[id] = session.envelope(*target.turn(id - 2), id=id)
         while last < 31:
             async with target.multiplexed() as other:
                 fence += 1
@@ -69,13 +68,15 @@ async def _(target: Target) -> None:
                 await other.send(*[sent[id] for id in range(following, min(following + 6, 32))])
                 for id in range(last + 1, min(following + 3, 32)):
                     reply = await session.reply(id)
-                    ensure(reply.type == "observation" and reply.get("t") == id - 1, f"id {id}: {reply}")
+                    ensure(reply.type == "observation" and reply.get("t") == target.turn_t(id - 2), f"id {id}: {reply}")
                     last = id
                 await other.lose()
         async with target.multiplexed() as end:
             answer = await back(session, end, last=31, fence=fence + 1)
             place = (answer.data.get("next_id"), answer.data.get("t"))
-            ensure(place == (32, 30), f"31 requests were sent, the session stands at next_id, t = {place}")
+            ensure(
+                place == (32, target.turn_t(29)), f"31 requests were sent, the session stands at next_id, t = {place}"
+            )
 
 
 @check("R-016-6", "a flood of bad frames costs nobody else's session", alone=True)
@@ -120,10 +121,9 @@ async def _(target: Target) -> None:
 async def _(target: Target) -> None:
     if target.kill is None:
         raise NotTested("a command that kills the server is needed: --kill")
-    actions = target.probe.need("step")
     async with target.session() as session:
         await session.works("reset")
-        seen = [await session.works("step", action) for action in actions]
+        seen = [await session.works("step", action) for action in target.steps(3)]
         await shell(target.kill)
         await session.wire.ended()
     await up(target)
@@ -138,8 +138,8 @@ async def _(target: Target) -> None:
         reply = await session.reply(session.id)
         ensure(reply.payload == seen[-1].payload, f"the last reply was {seen[-1]}, and is {reply}")
         try:
-            step = await session.request("step", actions[0])
+            step = await session.request(*target.turn(len(seen)))
         except Blocked as error:
             raise Broken(str(error)) from None
         lost = step.code == "SESSION_LOST"
-        ensure(lost or step.get("t") == len(seen) + 1, f"the next step: {step}")
+        ensure(lost or step.get("t") == target.turn_t(len(seen)), f"the next request: {step}")

@@ -40,17 +40,16 @@ async def _(target: Target) -> None:
         ensure(place == {"next_id": 3, "eid": reset.get("eid"), "t": 1}, f"{answer}")
         again = await session.read("state")
         ensure(again.payload == state.payload, f"another environment: state was {state}, and is {again}")
-        step = await session.request("step", action)
-        ensure(step.type == "observation" and step.get("t") == 2, f"{step}")
+        step = await session.request(*target.turn(1))
+        ensure(step.type == "observation" and step.get("t") == target.turn_t(1), f"{step}")
 
 
 @check("R-016-21", "replies are kept until they are acknowledged")
 async def _(target: Target) -> None:
-    actions = target.probe.need("step")
     async with target.session() as session, target.multiplexed() as wire, target.multiplexed() as third:
         seen = {1: await session.works("reset")}
         for n in range(6):
-            reply = await session.works("step", actions[n % len(actions)])
+            reply = await session.works(*target.turn(n))
             seen[session.id] = reply
         await session.wire.lose()
         await back(session, wire, last=0)
@@ -66,11 +65,10 @@ async def _(target: Target) -> None:
 
 @check("R-016-22", "resume is answered first, then comes what was missed, in order")
 async def _(target: Target) -> None:
-    actions = target.probe.need("step")
     async with target.session() as session, target.multiplexed() as wire:
         await session.works("reset")
         for n in range(4):
-            await session.works("step", actions[n % len(actions)])
+            await session.works(*target.turn(n))
         await session.wire.lose()
         other = Session(wire)
         await wire.send(
@@ -126,7 +124,7 @@ async def _(target: Target) -> None:
         await back(session, wire, last=1)
         reply = await session.reply(2)
         ensure(reply.get("request") == digest(text), f"`request` is the digest of {text}: {reply}")
-        fresh = await session.works("step", actions[0])
+        fresh = await session.works(*target.turn(1))
         ensure(fresh.get("request") is None, f"a request of this attachment: {fresh}")
 
 

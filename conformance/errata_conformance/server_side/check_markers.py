@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..exact import encode
-from ..results import Blocked, Broken, NotSupported, NotTested, ensure
+from ..results import Blocked, Broken, NotApplicable, NotSupported, NotTested, ensure
 from .registry import check
 from .sockets import Message
 from .target import Target
@@ -13,6 +13,7 @@ from .target import Target
 FIELDS = ("error_kind", "severity", "error_site", "error_sites", "hint_template_key")
 SITE = {"t", "action_field", "action_span", "file", "line", "column", "test_id", "source", "message"}
 MIRRORED = ("error_kind", "hint_template_key", "error_site")
+OWN_FIELDS = "the observation's class declares the fields; this is about servers that mark another's observations"
 META_KEY = "openenv/error_markers"
 
 
@@ -198,9 +199,7 @@ async def wrapped(target: Target) -> Turns:
         NotSupported: No turn has a marker.
     """
     if declared(target):
-        raise NotTested(
-            "the observation's class declares the fields; this is about servers that mark another's observations"
-        )
+        raise NotApplicable(OWN_FIELDS)
     turns = await played(target)
     found = turns.observations()
     if not any("error_kind" in one or "error_kind" in (one.get("metadata") or {}) for one in found):
@@ -221,11 +220,9 @@ async def _(target: Target) -> None:
 
 @check("R-014-16", "a marker of the environment's own stays as it is")
 async def _(target: Target) -> None:
-    own = target.probe.need("own_mark")
     if declared(target):
-        raise NotTested(
-            "the observation's class declares the fields; this is about servers that mark another's observations"
-        )
+        raise NotApplicable(OWN_FIELDS)
+    own = target.probe.need("own_mark")
     async with target.plain() as wire:
         await wire.works("reset", {})
         metadata = (await wire.works("step", own)).data["observation"].get("metadata") or {}
@@ -242,7 +239,7 @@ async def _(target: Target) -> None:
         await wire.works("reset", {})
         listed = (await wire.ask("mcp", rpc("tools/list", {}))).data
         if not isinstance(listed, dict) or "error" in listed:
-            raise NotTested("the environment has no MCP tools")
+            raise NotApplicable("the environment has no MCP tools")
         if "error_markers" not in target.extensions and not declared(target):
             raise NotSupported("the server does not name `error_markers`, and no field is declared")
         missing = (await wire.ask("mcp", rpc("tools/call", {"name": "no_such_tool_here", "arguments": {}}))).data

@@ -8,7 +8,7 @@ from websockets.exceptions import InvalidHandshake, NegotiationError
 
 from ..exact import encode
 from ..results import Blocked, Broken, NotSupported, NotTested, ensure
-from .check_fork import same
+from .check_fork import alike, branch
 from .check_markers import rpc
 from .check_replay import valid
 from .registry import check
@@ -299,29 +299,30 @@ def unsupported(reply: Message) -> None:
 @check("R-016-39", "fork makes a session under the child's sid and key")
 async def _(target: Target) -> None:
     target.offers("fork")
-    actions = target.probe.need("step")
+    t, steps = branch(target), target.steps(2)
     async with target.session() as session:
         wire = session.wire
         reset = await session.works("reset")
-        seen = [reset, await session.works("step", actions[0]), await session.works("step", actions[1])]
+        seen = [reset, *[await session.works("step", action) for action in steps]]
         child = Session(wire)
-        forked = await session.request("fork", {"t": 1, "child": {"sid": child.sid, "key": child.key}})
+        forked = await session.request("fork", {"t": t, "child": {"sid": child.sid, "key": child.key}})
         unsupported(forked)
         ensure(forked.type == "forked", f"{forked}")
         ensure(forked.data.get("sid") == child.sid and forked.data.get("t") == 0, f"{forked}")
-        ensure(forked.data.get("origin") == {"eid": reset.get("eid"), "t": 1}, f"{forked}")
-        await wire.send(child.envelope("step", actions[1], id=1))
+        ensure(forked.data.get("origin") == {"eid": reset.get("eid"), "t": t}, f"{forked}")
+        await wire.send(child.envelope("step", steps[-1], id=1))
         refused = await child.reply(1)
         ensure(refused.code == "NOT_ATTACHED", f"a child is not attached: {refused}")
         opened = await child.open()
         ensure((opened.data.get("eid"), opened.data.get("t")) == (forked.data["eid"], 0), f"{opened}")
-        step = await child.request("step", actions[1])
-        ensure(step.get("t") == 1 and same(target, step, seen[2]), f"{step}, the parent answered {seen[2]}")
+        step = await child.request("step", steps[-1])
+        ensure(step.type == "observation" and step.get("t") == 1, f"the child's first step: {step}")
+        alike(target, step, seen[-1], t)
         taken = await session.request("fork", {"t": 1, "child": {"sid": child.sid, "key": name()}})
         ensure(taken.code == "VALIDATION_ERROR", f"a taken sid: {taken}")
         late = await session.request("fork", {"t": 9, "child": {"sid": name(), "key": name()}})
         ensure(late.code == "T_OUT_OF_RANGE", f"t beyond the last delivery: {late}")
-        await session.works("step", actions[0])
+        await session.works(*target.turn(len(steps)))
 
 
 @check("R-016-42", "no MCP method opens, resumes, forks or rewards")

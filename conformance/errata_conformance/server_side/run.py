@@ -9,7 +9,18 @@ from dataclasses import replace
 
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
-from ..results import Blocked, Broken, KnownDefect, NotSupported, NotTested, Outcome, Result
+from ..report import level
+from ..results import (
+    Blocked,
+    Broken,
+    KnownDefect,
+    NotApplicable,
+    NotFollowed,
+    NotSupported,
+    NotTested,
+    Outcome,
+    Result,
+)
 from ..statements import statements
 from . import (
     check_base,
@@ -22,9 +33,11 @@ from . import (
     check_replay,
     check_rewards,
 )
-from .probe import KNOWN, guess
+from .probe import KNOWN, TALLY, Probe, guess
 from .registry import CHECKS, Check
-from .target import Target
+from .rehearsal import rehearsed
+from .sockets import Wire
+from .target import PROBE_PATH, WIRES, Target
 
 __all__ = ["CHECK_MODULES", "prepared", "run", "selected"]
 
@@ -42,30 +55,60 @@ CHECK_MODULES = (
 """The modules of the checks, in the order in which they are reported."""
 
 CHECK_S = 90.0
-"""How long one check may take, in seconds."""
+"""How long one check may take, in seconds, beside what the environment takes for its resets and steps."""
+
+PLACE_S = 0.5
+"""How long a server is given to free the place of a session that has ended, in seconds."""
 
 
 async def prepared(target: Target, probe: str | None = None) -> str:
-    """Ask the server what it offers, choose a probe, and return the probe's name.
+    """Ask the server what it offers, choose a probe, play its actions once, and return the probe's name.
 
     Args:
         target: Its `probe` is replaced if it has no actions.
-        probe: A name of `KNOWN`, or None to guess from ``GET /schema``.
+        probe: A name of `KNOWN`, or None for the probe that the server offers, or else one guessed from
+            ``GET /schema``.
 
     Raises:
         OSError: The server cannot be reached.
     """
     await target.learn()
-    name = "given"
-    if not target.probe.step:
-        try:
-            name, target.probe = (probe, KNOWN[probe]) if probe is not None else guess(target.schema.get("action"))
-        except NotTested as error:
-            return f"none ({error})"
+    try:
+        name, guessed = _chosen(target, probe)
+    except NotTested as error:
+        return f"none ({error})"
+    found = await rehearsed(target, guessed, repeatable=target.probe is TALLY)
+    target.reply_s = max(target.reply_s, 4 * (target.reset_s + 5 * target.step_s))
+    name += f"; {found}" if found else ""
     if target.probe.slow is not None and not await _is_slow(target):
         target.probe = replace(target.probe, slow=None)
         name += ", without `slow`: it takes less than half of slow_s here"
     return name
+
+
+def _chosen(target: Target, probe: str | None) -> tuple[str, bool]:
+    """Choose the probe of a target; return its name, and whether its actions are guessed.
+
+    Raises:
+        NotTested: There are no actions.
+    """
+    if target.probe.step:
+        return "given", False
+    if probe is not None:
+        target.probe = KNOWN[probe]
+        return probe, False
+    refused, given = "", target.probe
+    if target.offered is not None:
+        try:
+            target.probe = Probe.of(target.offered)
+        except ValueError as error:
+            refused = f" (GET {PROBE_PATH} has none: {error})"
+        else:
+            return f"of GET {PROBE_PATH}", False
+    name, target.probe = guess(target.schema.get("action"))
+    guessed = target.probe is not TALLY
+    target.probe = replace(target.probe, reset=given.reset) if given.reset else target.probe
+    return name + refused, guessed
 
 
 async def _is_slow(target: Target) -> bool:
@@ -130,16 +173,44 @@ async def run(
 
 
 async def _run(target: Target, check: Check) -> Result:
+    result, wires = await _once(target, check)
+    wrong = result.outcome in (Outcome.FAILED, Outcome.NOT_FOLLOWED, Outcome.BLOCKED)
+    if wrong and any(wire.overplayed for wire in wires):
+        why = "the environment refused a step after the end of its episode: the check needs longer ones"
+        return replace(result, outcome=Outcome.NOT_TESTED, detail=why, blocked_by=None)
+    if wrong and target.refuses_reset and any(wire.refused_reset for wire in wires):
+        return replace(result, outcome=Outcome.NOT_TESTED, detail=target.refuses_reset, blocked_by=None)
+    if (wrong or result.outcome is Outcome.NOT_TESTED) and any(wire.full for wire in wires):
+        await asyncio.sleep(PLACE_S)  # the session of an earlier check may be closing
+        result, wires = await _once(target, check)
+        if result.outcome is not Outcome.PASSED and any(wire.full for wire in wires):
+            why = "the server has no place for so many sessions (CAPACITY_REACHED)"
+            return replace(result, outcome=Outcome.NOT_TESTED, detail=why, blocked_by=None)
+    return result
+
+
+async def _once(target: Target, check: Check) -> tuple[Result, list[Wire]]:
+    wires: list[Wire] = []
+    WIRES.set(wires)
+    return await _outcome(target, check), wires
+
+
+async def _outcome(target: Target, check: Check) -> Result:
     started = time.monotonic()
+    check_s = CHECK_S + 60 * (target.reset_s + target.step_s)
 
     def result(outcome: Outcome, detail: object = "", blocked_by: str | None = None) -> Result:
+        if outcome is Outcome.FAILED and level(check.statement) == "SHOULD":
+            outcome = Outcome.NOT_FOLLOWED
         return Result(check.statement, check.name, outcome, str(detail), blocked_by, time.monotonic() - started)
 
     try:
-        async with asyncio.timeout(CHECK_S):
+        async with asyncio.timeout(check_s):
             await check.body(target)
     except Broken as error:
         return result(Outcome.FAILED, error)
+    except NotFollowed as error:
+        return result(Outcome.NOT_FOLLOWED, error)
     except Blocked as error:
         if error.statement == check.statement:
             return result(Outcome.FAILED, error)
@@ -148,10 +219,12 @@ async def _run(target: Target, check: Check) -> Result:
         return result(Outcome.FINDING, error)
     except NotSupported as error:
         return result(Outcome.NOT_SUPPORTED, error)
+    except NotApplicable as error:
+        return result(Outcome.NOT_APPLICABLE, error)
     except NotTested as error:
         return result(Outcome.NOT_TESTED, error)
     except TimeoutError:
-        return result(Outcome.FAILED, f"the check did not end within {CHECK_S:.0f} s")
+        return result(Outcome.FAILED, f"the check did not end within {check_s:.0f} s")
     except (InvalidHandshake, WebSocketException, OSError) as error:
         return result(Outcome.BLOCKED, f"{type(error).__name__}: {error}", "base.connect")
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:

@@ -13,10 +13,13 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from ..exact import elements, encode, members
-from ..results import Blocked, Broken, NotTested
+from ..results import Blocked, Broken, NoPlace
 
 MAX_HELD = 256 * 1024**2
 """Most characters of all messages that a connection keeps; it reads no more of a server that sends without end."""
+
+_OVER = 2**53
+"""Steps of an episode that is over, which no episode has."""
 
 
 class Message:
@@ -75,6 +78,20 @@ class Wire:
         self.messages: list[Message] = []
         self.part_problems: list[str] = []
         self.closed: ConnectionClosed | None = None
+        self.reset: dict[str, Any] = {}
+        """Arguments that the environment needs in each reset."""
+        self.bears: int | None = None
+        """How many steps an episode of the environment has; None if more than a check makes."""
+        self.overplayed = False
+        """Whether the environment refused a step after the end of an episode."""
+        self.refused_reset = False
+        """Whether the environment refused a reset."""
+        self.full = False
+        """Whether the server had no place for another session."""
+        self._asked: dict[tuple[Any, Any], str] = {}
+        self._sent = self._answered = 0
+        self._steps: dict[Any, int] = {}
+        """Steps of the running episode, by session; `_OVER` after its end."""
         self.unreadable: str | None = None
         self._parts: dict[tuple[Any, ...], list[str]] = {}
         self._news = asyncio.Condition()
@@ -107,6 +124,7 @@ class Wire:
 
     def _arrived(self, message: Message) -> None:
         if not self.mux or message.type != "part":
+            self._heed(message)
             self.messages.append(message)
             return
         address = (message.get("sid"), message.get("id"), message.get("q"), message.get("seq"))
@@ -118,11 +136,41 @@ class Wire:
         if len(held) == of:
             whole = Message("".join(self._parts.pop(address)))
             whole.parts = of
+            self._heed(whole)
             self.messages.append(whole)
+
+    def _note(self, message: Any) -> None:
+        """Remember what a message asks for: on a plain socket by its place in the order, else by sid and id."""
+        for one in message if isinstance(message, list) else [message]:
+            kind = one.get("type") if isinstance(one, dict) else None
+            key = (one.get("sid"), one.get("id")) if self.mux and isinstance(one, dict) else (None, self._sent)
+            self._sent += not self.mux
+            if kind in ("reset", "step"):
+                self._asked[key] = kind
+
+    def _heed(self, message: Message) -> None:
+        """Follow the episodes of the socket's sessions."""
+        self.full = self.full or message.code == "CAPACITY_REACHED"
+        sid = message.get("sid")
+        key = (sid, message.get("id")) if self.mux else (None, self._answered)
+        self._answered += not self.mux
+        kind = self._asked.get(key)
+        steps = self._steps.get(sid, 0)
+        if message.type == "observation":
+            over = isinstance(message.data, dict) and message.data.get("done") is True
+            self._steps[sid] = _OVER if over else steps + 1 if kind == "step" else 0
+        elif message.code not in ("EXECUTION_ERROR", "VALIDATION_ERROR"):
+            return
+        elif kind == "reset":
+            self.refused_reset = True
+        elif kind == "step":
+            bound = _OVER if self.bears is None else self.bears
+            self.overplayed = self.overplayed or steps >= bound
 
     async def send(self, *messages: Any) -> None:
         """Send each message as a frame; a string is sent as it is."""
         for message in messages:
+            self._note(message)
             try:
                 await self.socket.send(message if isinstance(message, str | bytes) else encode(message))
             except ConnectionClosed as error:
@@ -199,14 +247,16 @@ class Wire:
             **more: Further top-level fields.
 
         Raises:
-            NotTested: The server replied CAPACITY_REACHED.
+            NoPlace: The server replied CAPACITY_REACHED.
             Broken: The connection is closed, or no reply came in time.
         """
+        if kind == "reset":
+            data = {**self.reset, **(data or {})}
         message = {"type": kind, **({} if data is None else {"data": data}), **more}
         await self.send(message)
         reply = await self.next(f"the reply to {encode(message)[:120]}")
         if reply.code == "CAPACITY_REACHED":
-            raise NotTested(f"the server has no place for another session: {reply}")
+            raise NoPlace(f"the server has no place for another session: {reply}")
         return reply
 
     async def ask_text(self, frame: str | bytes) -> Message:
@@ -255,6 +305,8 @@ class Session:
 
     def envelope(self, kind: str, data: Any = None, **more: Any) -> dict[str, Any]:
         """Return an envelope of this session."""
+        if kind == "reset" and self.wire.reset:
+            data = {**self.wire.reset, **(data or {})}
         return {"sid": self.sid, **more, "type": kind, **({} if data is None else {"data": data})}
 
     def numbered(self, kind: str, data: Any = None, **more: Any) -> dict[str, Any]:
@@ -280,7 +332,7 @@ class Session:
             self.mine(lambda m: m.type in ("opened", "error") and m.get("id") is None), "the answer to open"
         )
         if answer.code == "CAPACITY_REACHED":
-            raise NotTested(f"the server has no place for another session: {answer}")
+            raise NoPlace(f"the server has no place for another session: {answer}")
         return answer
 
     async def open(self, **data: Any) -> Message:
@@ -309,7 +361,7 @@ class Session:
         await self.wire.send(self.numbered(kind, data, **more))
         reply = await self.reply()
         if reply.code == "CAPACITY_REACHED":
-            raise NotTested(f"the server has no place for another session: {reply}")
+            raise NoPlace(f"the server has no place for another session: {reply}")
         return reply
 
     async def works(self, kind: str, data: Any = None) -> Message:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,13 @@ MUX = "openenv.mux.v1"
 
 MAX_BYTES = 64 * 1024**2
 """Largest body and largest WebSocket message that is read, bytes."""
+
+
+WIRES: ContextVar[list[Wire]] = ContextVar("WIRES")
+"""The connections of the running check, also those that are closed."""
+
+PROBE_PATH = "/conformance/probe"
+"""Where a server can offer a probe of its environment."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,33 @@ class Target:
     answers_capabilities: bool = False
     speaks_mux: bool = False
     schema: dict[str, Any] = field(default_factory=dict)
+    offered: Any = None
+    """The probe that the server itself offers, a JSON value; None if it offers none."""
+    bears: int | None = None
+    """How many steps an episode has, if fewer than a check makes."""
+    refuses_reset: str = ""
+    """Why no check can reset the environment; empty if they can."""
+    reset_s: float = 0.0
+    """How long a reset took at most, in seconds."""
+    step_s: float = 0.0
+    """How long a step took at most, in seconds."""
+
+    def steps(self, count: int) -> list[dict[str, Any]]:
+        """Return so many actions that work, to be sent one after the other; fewer where episodes are shorter."""
+        actions = self.probe.need("step")
+        return [actions[n % len(actions)] for n in range(min(count, self.bears or count))]
+
+    def turn(self, n: int) -> tuple[str, Any]:
+        """Return kind and data of the n-th request after a reset, from 0: a step, or a reset where an episode ends."""
+        t = self.turn_t(n)
+        if t == 0:
+            return "reset", None
+        actions = self.probe.need("step")
+        return "step", actions[(t - 1) % len(actions)]
+
+    def turn_t(self, n: int) -> int:
+        """Return the t of the delivery that answers `turn`."""
+        return n + 1 if self.bears is None else (n + 1) % (self.bears + 1)
 
     @property
     def ws_url(self) -> str:
@@ -126,6 +161,8 @@ class Target:
             proxy=None,
         )
         wire = Wire(socket, self.reply_s, self.quiet_s, socket.subprotocol == MUX)
+        wire.reset, wire.bears = self.probe.reset or {}, self.bears
+        WIRES.get([]).append(wire)
         try:
             yield wire
         finally:
@@ -220,6 +257,11 @@ class Target:
             self.schema = found if isinstance(found, dict) else {}
         except Broken as error:
             raise OSError(str(error)) from None
+        try:
+            answer = await self.http("GET", PROBE_PATH)
+            self.offered = answer.json() if answer.status == 200 else None
+        except Broken:
+            pass  # it offers none
         try:
             async with self.connected() as wire:
                 reply = await wire.ask("capabilities")
