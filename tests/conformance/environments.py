@@ -13,6 +13,7 @@ from openenv.core.env_server.types import Action, Observation, State
 from pydantic import BaseModel, Field
 
 from errata_protocol.environment import Snapshot
+from errata_protocol.markers import Detection, ErrorKind, ErrorMarkers, ErrorSite
 
 RESET_S = 0.6
 
@@ -33,7 +34,7 @@ class Move(Action):
     cells: list[Cell] = Field(min_length=1)
 
 
-class Seen(Observation):
+class Seen(ErrorMarkers, Observation):
     total: float = 0
     step: int = 0
 
@@ -74,6 +75,16 @@ class EndsAtOnce(Grid):
     ends_at = 1
 
 
+class Judge(EndsAtOnce):
+    """An episode has one step, which fails where the move is south."""
+
+    def step(self, action: Move, timeout_s: float | None = None, **_: Any) -> Seen:
+        judged = super().step(action)
+        if action.direction is Direction.NORTH:
+            return judged
+        return judged.with_detection(Detection.of(ErrorKind.NONZERO_EXIT, ErrorSite(action_field="kind")))
+
+
 class EndsSilently(Grid):
     """An episode has four steps; no step says that it was the last."""
 
@@ -85,6 +96,10 @@ class TakesNothing(Grid):
 
     def reset(self) -> Seen:  # type: ignore[override]
         return super().reset()
+
+    @property
+    def state(self) -> State:
+        return State()  # which counts nothing
 
 
 class TakesTask(Grid):

@@ -53,19 +53,26 @@ async def _(target: Target) -> None:
     async with target.plain() as wire:
         first = await wire.works("reset", {})
         ensure({"observation", "reward", "done"} <= set(first.data), f"data of an observation: {first}")
-        for action in target.probe.need("step")[:2]:
+        began = (await wire.works("state")).data.get("step_count")
+        steps = target.steps(2)
+        for action in steps:
             await wire.works("step", action)
         state = await wire.works("state")
         ensure({"episode_id", "step_count"} <= set(state.data), f"data of state: {state}")
-        ensure(state.data["step_count"] == 2, f"step_count 2 was expected after 2 steps: {state}")
+        counted = (began, len(steps))  # an environment may leave the count as it was
+        ensure(state.data["step_count"] in counted, f"step_count {len(steps)} was expected: {state}")
 
 
 @check("base.episode_id", "the episode_id of reset stands in state", profiles=ALL)
 async def _(target: Target) -> None:
     async with target.plain() as wire:
         await wire.works("reset", {"episode_id": "conformance-1"})
-        state = await wire.works("state")
-        ensure(state.data["episode_id"] == "conformance-1", f"{state}")
+        named = (await wire.works("state")).data["episode_id"]
+        if named != "conformance-1":
+            await wire.works("reset", {})
+            without = (await wire.works("state")).data["episode_id"]
+            ensure(named in (None, without), f"episode_id was conformance-1, and is {named!r}")
+            raise NotTested("the environment's state does not have the episode_id of a reset")
 
 
 @check("base.extra_keys", "an observation frame has type and data and nothing else", profiles=ALL)
@@ -144,9 +151,10 @@ async def _(target: Target) -> None:
     async with target.plain(f"?session_id={session_id}") as wire:
         await wire.works("reset", {})
         await wire.works("step", target.probe.need("step")[0])
+        before = await wire.works("state")
     async with target.plain(f"?session_id={session_id}") as wire:
         state = await wire.works("state")
-        ensure(state.data["step_count"] == 1, f"the session is not the same after a reconnect: {state}")
+        ensure(state.data == before.data, f"the session is not the same after a reconnect: {before}, {state}")
     close = {"jsonrpc": "2.0", "id": 2, "method": "openenv/session/close", "params": {"session_id": session_id}}
     await target.http("POST", "/mcp", close)
 

@@ -24,26 +24,29 @@ def declared(target: Target) -> set[str]:
 
 
 class Turns:
-    """The turns of one session: a reset, a step that works, and steps that fail.
+    """The turns of one session: a reset, a step that works, and steps that fail; more resets where episodes are short.
 
     Args:
-        turns: (action or None for the reset, observation frame), by t.
+        turns: (t, action or None for a reset, observation frame), in their order.
     """
 
-    def __init__(self, turns: list[tuple[Any, Message]]) -> None:
+    def __init__(self, turns: list[tuple[int, Any, Message]]) -> None:
         self.turns = turns
 
     def observations(self) -> list[dict[str, Any]]:
-        """Return the observations by t."""
-        return [frame.data["observation"] for _, frame in self.turns]
+        """Return the observations in their order."""
+        return [frame.data["observation"] for _, _, frame in self.turns]
 
 
 async def played(target: Target) -> Turns:
     """Play the probe's actions and return the turns."""
     async with target.plain() as wire:
-        turns: list[tuple[Any, Message]] = [(None, await wire.works("reset", {}))]
+        turns: list[tuple[int, Any, Message]] = [(0, None, await wire.works("reset", {}))]
         for action in (*target.probe.need("step")[:1], *target.probe.marked):
-            turns.append((action, await wire.works("step", action)))
+            t, _, last = turns[-1]
+            if t == target.bears or last.data.get("done") is True:
+                turns.append((t := 0, None, await wire.works("reset", {})))
+            turns.append((t + 1, action, await wire.works("step", action)))
     return Turns(turns)
 
 
@@ -65,7 +68,7 @@ async def marked(target: Target) -> list[tuple[int, Any, dict[str, Any]]]:
     turns = await of_class(target)
     found = [
         (t, action, frame.data["observation"])
-        for t, (action, frame) in enumerate(turns.turns)
+        for t, action, frame in turns.turns
         if frame.data["observation"].get("error_kind") is not None
     ]
     if not found:

@@ -151,10 +151,11 @@ class Wire:
     def _heed(self, message: Message) -> None:
         """Follow the episodes of the socket's sessions."""
         self.full = self.full or message.code == "CAPACITY_REACHED"
-        sid = message.get("sid")
-        key = (sid, message.get("id")) if self.mux else (None, self._answered)
+        sid, id = message.get("sid"), message.get("id")
+        if isinstance(sid, list | dict) or isinstance(id, list | dict):
+            return  # a wrong server's; the checks say so
+        kind = self._asked.get((sid, id) if self.mux else (None, self._answered))
         self._answered += not self.mux
-        kind = self._asked.get(key)
         steps = self._steps.get(sid, 0)
         if message.type == "observation":
             over = isinstance(message.data, dict) and message.data.get("done") is True
