@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ..exact import encode
-from ..results import NotFollowed, NotTested, ensure
+from ..results import Broken, NotFollowed, NotTested, ensure
 from .check_fork import alike
 from .check_mux import spoken, unsupported
 from .registry import check
@@ -173,9 +173,14 @@ async def _(target: Target) -> None:
         wire = session.wire
         twin = Session(wire)
         await twin.open()
+        before = []
         for one in (session, twin):
             await one.works("reset")
-            await one.works("step", actions[0])
+            before.append(await one.works("step", actions[0]))
+        try:
+            alike(target, before[0], before[1])
+        except Broken as error:
+            raise NotTested(f"two sessions answer the same requests differently: {error}") from None
         reply = await session.request("step", slow, deadline_ms=max(1, int(target.probe.slow_s * 300)))
         if reply.code == "SESSION_LOST":
             ensure((await session.request("step", actions[1])).type == "error", "a lost session goes on")
