@@ -56,7 +56,7 @@ def test_the_environment_that_takes_snapshots_survives_and_forks(
             async with await env.fork(env.t or 0) as child:
                 await child.step({"message": "hello again"})
                 seen: Any = (await child.state())["step_count"]
-            assert env.t is not None and seen == env.t + 1
+            assert seen == 1, "a child counts from its fork"
             return env.session_id or ""
 
     models = ("--action", "my_env.models:MyAction", "--observation", "my_env.models:MyObservation")
