@@ -14,7 +14,7 @@ from .report import as_json, as_junit, as_text, broken
 from .results import Outcome, Result
 from .server_side.probe import KNOWN, Probe
 from .server_side.run import prepared, run, selected
-from .server_side.target import Target
+from .server_side.target import SeveralEnvironments, Target
 
 RFCS = ("014", "015", "016")
 
@@ -137,6 +137,8 @@ def _client(asked: argparse.Namespace, command: Sequence[str]) -> int:
 async def _main(asked: argparse.Namespace, target: Target, probe: str | None) -> int:
     try:
         name = await prepared(target, probe)
+    except SeveralEnvironments as error:
+        return _fail(f"{asked.url}: {error}")
     except OSError as error:
         return _fail(f"{asked.url} does not answer: {error}")
     profile = None if asked.profile == "none" else asked.profile

@@ -80,9 +80,12 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if not url:
         return
     from .server_side.run import selected
+    from .server_side.target import SeveralEnvironments
 
     try:
         target = _target(url, config.getoption("--conformance-probe"), config.getoption("--conformance-token"))
+    except SeveralEnvironments as error:
+        raise pytest.UsageError(f"--conformance: {url}: {error}") from None
     except OSError as error:
         raise pytest.UsageError(f"--conformance: {url} does not answer: {error}") from None
     for check in selected(config.getoption("--conformance-rfc"), None):

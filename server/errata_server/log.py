@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import re
@@ -11,7 +10,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, TextIO, cast
 
 from .ids import name_of
@@ -194,21 +192,36 @@ def _logs_json() -> bool:
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
-def _log_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    logging.getLogger("errata.server").critical("the process ends", exc_info=(kind, error, trace))
-
-
 def _log_thread(ended: threading.ExceptHookArgs) -> None:
     name = ended.thread.name if ended.thread is not None else "?"
     error = ended.exc_value or ended.exc_type()
     logging.getLogger("errata.threads").error("thread %s ends", name, exc_info=error)
 
 
+@contextmanager
+def printed_lines_logged() -> Iterator[None]:
+    """Inside the block standard output and error are `LoggedLines`, and exceptions that end a thread are records.
+
+    With JSON logs every line is a JSON object then, whoever prints it; only what writes to the descriptors themselves,
+    as a child process does, is not.
+    """
+    streams, hook = (sys.stdout, sys.stderr), threading.excepthook
+    output = LoggedLines(logging.getLogger("errata.stdout"), sys.stdout)
+    errors = LoggedLines(logging.getLogger("errata.stderr"), sys.stderr, logging.WARNING)
+    sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, errors)
+    threading.excepthook = _log_thread
+    try:
+        yield
+    finally:
+        (sys.stdout, sys.stderr), threading.excepthook = streams, hook
+        output.close_line()
+        errors.close_line()
+
+
 def configure(*, as_json: bool, level: str = "info") -> None:
     """Send all logs to standard error, with ids redacted.
 
-    Warnings of Python are logged too. With ``as_json`` standard output and error become `LoggedLines`, so that every
-    line is a JSON object, whoever writes it; only what writes to the descriptors, as a child process does, is not.
+    Warnings of Python are logged too.
 
     Args:
         as_json: Write JSON lines instead of text.
@@ -232,11 +245,3 @@ def configure(*, as_json: bool, level: str = "info") -> None:
         logging.getLogger("uvicorn.error").setLevel("WARNING")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.captureWarnings(True)
-    if as_json:
-        sys.excepthook, threading.excepthook = _log_end, _log_thread
-        for name, lines_level in (("stdout", logging.INFO), ("stderr", logging.WARNING)):
-            stream = getattr(sys, name)
-            if stream is not None and not isinstance(stream, LoggedLines):
-                lines = LoggedLines(logging.getLogger(f"errata.{name}"), stream, lines_level)
-                setattr(sys, name, cast(TextIO, lines))
-                atexit.register(lines.close_line)

@@ -97,6 +97,17 @@ def test_an_environment_on_which_nothing_works_is_named(
     assert why in line and "--probe FILE" in line
 
 
+@pytest.mark.kit
+def test_the_address_of_several_environments_leads_to_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LocalServer([f"{ROOM}:Grid", f"{ROOM}:Dice"], tmp_path) as server:
+        assert main([server.url, "-q"]) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert f"{server.url}/Grid, {server.url}/Dice" in line
+        assert main([f"{server.url}/Grid", "--only", "R-015-9", "-q"]) == 0
+
+
 # -- wrong servers of such environments --------------------------------------------------------------------------------
 
 

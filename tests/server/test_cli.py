@@ -148,6 +148,21 @@ def test_what_the_agent_read_is_printed_as_text_or_as_json(tmp_path: Path, monke
         "agent_text": "n is 5",
         "agent_text_version": "7",
     }
+    monkeypatch.setattr(episodes, "published", dict)
+    assert "'count' is not installed here" in str(RUNNER.invoke(commands.cli, replay).exception)
+
+
+def test_where_an_environment_publishes_no_text_the_agent_read_the_observation(tmp_path: Path) -> None:
+    from fastapi.testclient import TestClient
+
+    from .conftest import connect
+
+    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, settings=Settings(data_dir=tmp_path))
+    with TestClient(app) as client, connect(client) as socket:
+        eid = socket.ask("reset")["eid"]
+        socket.ask("step", {"n": 5})
+    replay = ["replay", eid, "1", "--agent-text", "--data-dir", str(tmp_path)]
+    assert json.loads(RUNNER.invoke(commands.cli, replay).output)["n"] == 5
 
 
 # -- help, versions and where journals lie -----------------------------------------------------------------------------

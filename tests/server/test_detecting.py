@@ -297,6 +297,11 @@ def tool_fields(text: str = "error=error") -> FieldMap:
         ({"error": {"error_type": "tool_not_found", "message": "no clone"}}, "tool_not_found", "tool_name"),
         ({"error": {"error_type": "invalid_args", "message": "n?"}}, "invalid_arguments", None),
         ({"error": {"error_type": "execution_error", "message": "git: no"}}, "runtime_error", None),
+        (
+            {"error": {"error_type": "execution_error", "message": "[Errno 2] No such file or directory: 'a'"}},
+            "path_not_found",
+            None,
+        ),
         ({"error": {"error_type": "timeout", "message": "60 s"}}, "timeout", None),
         ({"error": {"error_type": "transport_error", "message": "broken pipe"}}, None, None),
         ({"result": {"isError": True, "content": NOT_FOUND}}, "command_not_found", None),
@@ -323,6 +328,11 @@ def test_a_step_whose_tool_failed_is_marked(seen: dict[str, Any], kind: str | No
         ("cat: nofile: No such file or directory", "path_not_found"),
         ({"message": "bash: a: command not found", "code": 127}, "command_not_found"),
         ({"error_type": "of its own", "message": "bash: a: command not found"}, "command_not_found"),
+        ({"error_type": "IllegalMove", "message": "the square is taken"}, "runtime_error"),
+        ({"error_type": "permission_denied", "message": "not yours"}, "permission_denied"),
+        ({"error_type": "FileNotFoundError", "message": "a"}, "path_not_found"),
+        ({"error_type": "ConnectionRefusedError", "message": "a"}, "runtime_error"),
+        ({"error_type": "print", "message": "a"}, "runtime_error"),
         (True, "path_not_found"),
         ("", None),
         (None, None),
@@ -333,17 +343,22 @@ def test_any_field_that_a_failure_sets_can_say_the_error(error: Any, kind: str |
     seen = CodeObservation(anything=error, out="cat: nofile: No such file or directory")
     marked = marked_observation(seen, ACTION, 1, fields("error=anything,stdout=out,command=code"))
     assert marked.metadata.get("error_kind") == kind
+    assert marked.metadata.get("severity") == ("error" if kind else None), "it failed: the field says so"
 
 
 def test_steps_and_calls_of_an_mcp_environment_are_marked_alike() -> None:
     app = create_app(ToolEnvironment, CallToolAction, CallToolObservation, detect="error=error")
     with TestClient(app) as client, connect(client) as socket:
         eid = socket.ask("reset", {})["eid"]
-        step = {"type": "call_tool", "tool_name": "nope", "arguments": {}}
-        metadata = socket.ask("step", step)["data"]["observation"]["metadata"]
-        assert metadata["error_kind"] == "tool_not_found" and metadata["error_site"]["action_field"] == "tool_name"
-        assert call(socket, "nope")["data"]["error"]["data"][META_KEY]["error_kind"] == "tool_not_found"
-        assert client.get(f"/episodes/{eid}").json()["error_kinds"] == {"tool_not_found": 2}
+        for name, arguments in (("nope", {}), ("note", {"n": -1})):
+            step = {"type": "call_tool", "tool_name": name, "arguments": arguments}
+            stepped = socket.ask("step", step)["data"]["observation"]["metadata"]
+            answer = call(socket, name, **arguments)["data"]
+            called = (answer["error"]["data"] if "error" in answer else answer["result"]["_meta"])[META_KEY]
+            fields = ("error_kind", "severity", "hint_template_key")
+            assert [stepped[field] for field in fields] == [called[field] for field in fields]
+            assert stepped["severity"] == "error"
+        assert client.get(f"/episodes/{eid}").json()["error_kinds"] == {"tool_not_found": 2, "runtime_error": 2}
 
 
 def test_a_field_that_no_observation_has_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -59,23 +60,28 @@ def test_a_command_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:
     assert all(json.loads(line)["level"] for line in str(failed.value).splitlines())
 
 
-def test_lines_of_any_length_are_cut_and_what_the_handler_prints_is_not_logged(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    lines = log.LoggedLines(logging.getLogger("lines"), sys.stderr)
-    caplog.set_level("INFO", "lines")
+class Kept(logging.Handler):
+    """Keeps messages, and prints about those that say so, as a handler does that fails."""
+
+    def __init__(self, stream: log.LoggedLines) -> None:
+        super().__init__()
+        self.stream, self.messages = stream, list[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        if record.getMessage() == "fail":
+            self.stream.write("the handler failed\n")
+
+
+def test_lines_of_any_length_are_cut_and_what_the_handler_prints_is_not_logged() -> None:
+    stream = io.StringIO()
+    logger = logging.Logger("lines")
+    lines = log.LoggedLines(logger, stream)
+    logger.addHandler(kept := Kept(lines))
     for _ in range(3):
         lines.write("x" * (log.LINE_CHARACTERS - 1))
         lines.write("xx")
     lines.write("y\n\n")
-    assert [len(message) for message in caplog.messages] == [log.LINE_CHARACTERS, 1] * 3 + [1]
-
-    class Failing(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.write("the handler failed\n")
-
-    handler = Failing()
-    logging.getLogger("lines").addHandler(handler)
-    lines.write("z\n")
-    logging.getLogger("lines").removeHandler(handler)
-    assert capsys.readouterr().err == "the handler failed\n"
+    assert [len(message) for message in kept.messages] == [log.LINE_CHARACTERS, 1] * 3 + [1]
+    lines.write("fail\n")
+    assert stream.getvalue() == "the handler failed\n"

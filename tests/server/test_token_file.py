@@ -141,7 +141,7 @@ def test_a_check_refuses_what_a_server_would_and_starts_nothing(
     assert "set ERRATA_TOKEN, bind 127.0.0.1, or give --insecure" in capsys.readouterr().err
     (tmp_path / "token").write_text("word")
     monkeypatch.setenv("ERRATA_TOKEN_FILE", str(tmp_path / "token"))
-    assert checked("--host", "0.0.0.0") == 0
+    assert checked("--host", "0.0.0.0") == 0 and "the settings are valid" in capsys.readouterr().err
     monkeypatch.setenv("ERRATA_TOKEN_FILE", str(tmp_path / "other"))
     assert checked() == 1 and capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "data").exists()

@@ -70,7 +70,7 @@ async def prepared(target: Target, probe: str | None = None) -> str:
             ``GET /schema``.
 
     Raises:
-        OSError: The server cannot be reached.
+        OSError: The server cannot be reached, or its address is that of several environments.
     """
     await target.learn()
     try:

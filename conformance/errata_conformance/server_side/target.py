@@ -35,6 +35,10 @@ PROBE_PATH = "/conformance/probe"
 """Where a server can offer a probe of its environment."""
 
 
+class SeveralEnvironments(OSError):
+    """A server's address at which each of its environments has an address of its own."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer of HTTP.
@@ -250,6 +254,7 @@ class Target:
 
         Raises:
             OSError: Nobody answers.
+            SeveralEnvironments: The address is that of several environments.
         """
         try:
             answer = await self.http("GET", "/schema")
@@ -257,6 +262,8 @@ class Target:
             self.schema = found if isinstance(found, dict) else {}
         except Broken as error:
             raise OSError(str(error)) from None
+        if answer.status == 404:
+            await self._not_an_index()
         try:
             answer = await self.http("GET", PROBE_PATH)
             self.offered = answer.json() if answer.status == 200 else None
@@ -278,6 +285,17 @@ class Target:
                     self._offers(await wire.take(lambda m: m.get("q") == 1, "the reply to capabilities"))
         except (Broken, WebSocketException):
             pass
+
+    async def _not_an_index(self) -> None:
+        """Raise `SeveralEnvironments` if the address is that of several, which has no socket of its own."""
+        try:
+            answer = await self.http("GET", "/list_environments")
+            names = answer.json() if answer.status == 200 else None
+        except Broken:
+            return
+        if isinstance(names, list) and len(names) > 1 and all(isinstance(name, str) for name in names):
+            places = ", ".join(f"{self.url}/{name}" for name in names[:20])
+            raise SeveralEnvironments(f"it serves several environments: give the address of one, such as {places}")
 
     def _offers(self, reply: Message) -> None:
         data = reply.data if isinstance(reply.data, dict) else {}

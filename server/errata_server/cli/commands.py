@@ -87,6 +87,7 @@ def errata(
 
 @cli.command()
 def serve(
+    context: typer.Context,
     environments: Annotated[
         list[str],
         typer.Argument(metavar="ENVIRONMENT...", help="Installed environment, directory, or module:attribute."),
@@ -192,7 +193,10 @@ def serve(
     from ..settings import Settings
     from ..targets.load import Stated
 
-    log.configure(as_json=log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()), level=log_level)
+    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+    log.configure(as_json=as_json, level=log_level)
+    if as_json:
+        context.with_resource(log.printed_lines_logged())
     if data_dir is None and (earlier := data_dirs.left_behind(journal_dir)) is not None:
         log.say(
             f"the journal of earlier servers in {earlier} stays unchanged, and this server starts a new one in "
@@ -216,6 +220,7 @@ def serve(
     settings = Settings(**given)  # type: ignore[arg-type]
     if check:
         server.checked_settings(settings, bind)
+        log.say("the settings are valid; the environments were not loaded")
         raise typer.Exit
     if allow_unchecked:
         os.environ["ERRATA_ALLOW_UNCHECKED"] = "true"

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from errata_protocol.environment import EnvironmentSpec
+from errata_protocol.environment import EnvironmentSpec, default_agent_text
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
-from errata_protocol.replay import EpisodeSummary, RewardPost
+from errata_protocol.replay import EpisodeDetail, EpisodeSummary, RewardPost
 
 from ..environments.discovery import published
 from ..output_guard import write_exact
@@ -197,19 +197,30 @@ def replay(
         if digest(payload) != expected:
             raise JournalUnavailable(f"t={t} of {eid} does not match its digest {expected}: the journal is damaged")
         if agent_text:
-            environment = source.detail(eid).environment
-            if environment not in published():
-                raise InvalidRequest(
-                    f"the environment {environment!r} is not installed here: its agent_text is unknown"
-                )
-            spec = published()[environment].load()
-            text = _agent_text(spec, payload)
-            read = {"agent_text": text, "agent_text_version": spec.agent_text_version}
+            spec = _published(source.detail(eid))
+            text = _agent_text(spec, payload) if spec is not None else default_agent_text(observation_in(payload))
+            read = {"agent_text": text, "agent_text_version": spec.agent_text_version if spec is not None else None}
             typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": expected, **read}) if as_json else text)
         elif as_json:
             typer.echo(json.dumps({"eid": eid, "t": t, "kind": kind, "digest": expected, "data": json_of(payload)}))
         else:
             write_exact(payload)
+
+
+def _published(episode: EpisodeDetail) -> EnvironmentSpec | None:
+    """Return the environment of an episode, as installed here; None for one whose agents read the observation itself.
+
+    Raises:
+        InvalidRequest: It had an agent text and is not installed.
+    """
+    if episode.environment in published():
+        spec: EnvironmentSpec = published()[episode.environment].load()
+        return spec
+    if episode.agent_text_version is not None:
+        raise InvalidRequest(
+            f"the environment {episode.environment!r} is not installed here: its agent_text is unknown"
+        )
+    return None
 
 
 def _agent_text(spec: EnvironmentSpec, payload: bytes) -> str:

@@ -8,6 +8,7 @@ the server's machine, often in its process, so error sites and markers never nam
 
 from __future__ import annotations
 
+import builtins
 import functools
 import json
 import logging
@@ -239,13 +240,18 @@ _ARGUMENTS_INVALID = re.compile(
 _NO_TOOL_RAN = ("Environment does not support MCP", "MCP server not available", "MCP-style tools/call")
 """Beginnings of upstream's errors where no tool was run: not the agent's error, so they are not marked."""
 
-_KIND_OF_TOOL_ERROR = {
-    "execution_error": ErrorKind.RUNTIME_ERROR,
-    "invalid_args": ErrorKind.INVALID_ARGUMENTS,
-    "tool_not_found": ErrorKind.TOOL_NOT_FOUND,
-    "timeout": ErrorKind.TIMEOUT,
-}
-"""Kinds of upstream's `ToolErrorType`."""
+_KIND_OF_TOOL_ERROR = {kind.value: kind for kind in ErrorKind} | {"invalid_args": ErrorKind.INVALID_ARGUMENTS}
+"""Kinds of an ``error_type``: the protocol's own names, and those of upstream's `ToolErrorType` that say a kind. Its
+``execution_error`` says that the tool failed, as the lack of a type does: the message is read."""
+_KIND_OF_EXCEPTION: tuple[tuple[type[Exception], ErrorKind], ...] = (
+    (FileNotFoundError, ErrorKind.PATH_NOT_FOUND),
+    (PermissionError, ErrorKind.PERMISSION_DENIED),
+    (TimeoutError, ErrorKind.TIMEOUT),
+    (ImportError, ErrorKind.IMPORT_ERROR),
+    (SyntaxError, ErrorKind.SYNTAX_ERROR),
+    (MemoryError, ErrorKind.RESOURCE_LIMIT),
+)
+"""Kinds of an ``error_type`` that names an exception, where the message alone says none."""
 _OF_MACHINE = "transport_error"
 """The other `ToolErrorType`: an infrastructure failure, which is not marked."""
 
@@ -271,7 +277,23 @@ def _described(error: Mapping[str, Any], asked: Mapping[str, Any]) -> Marking[De
     if type_ == _OF_MACHINE:
         return NOTHING_WRONG
     kind = _KIND_OF_TOOL_ERROR.get(type_)
-    return _tool_failure(kind, message, asked) if kind is not None else (yield from _failure_text(message, asked))
+    if kind is not None:
+        return _tool_failure(kind, message, asked)
+    found = yield from _failure_text(message, asked)
+    raised = _kind_of_exception(type_)
+    return found if raised is None or found.error_kind is not ErrorKind.RUNTIME_ERROR else _with_kind(found, raised)
+
+
+def _kind_of_exception(name: str) -> ErrorKind | None:
+    """Return the kind of an exception of Python, by its name; None if there is none of this name or kind."""
+    cls = getattr(builtins, name, None)
+    if not isinstance(cls, type) or not issubclass(cls, Exception):
+        return None
+    return next((kind for base, kind in _KIND_OF_EXCEPTION if issubclass(cls, base)), None)
+
+
+def _with_kind(found: Detection, kind: ErrorKind) -> Detection:
+    return Detection.of(kind, *found.error_sites, severity=found.severity)
 
 
 def _is_error(result: object) -> bool:
@@ -310,7 +332,7 @@ def _rpc_error(error: dict[str, Any], asked: Mapping[str, Any]) -> Marking[Detec
 
 
 def _failure_text(text: str, asked: Mapping[str, Any]) -> Marking[Detection]:
-    """Detect the error in the message of a failed tool; an unrecognised message is marked as a warning."""
+    """Detect the error in the message of a failed tool, which did fail: an unrecognised one is a runtime error."""
     if _TOOL_UNKNOWN.search(text):
         return _tool_failure(ErrorKind.TOOL_NOT_FOUND, text, asked)
     if _ARGUMENTS_INVALID.search(text):
@@ -319,7 +341,7 @@ def _failure_text(text: str, asked: Mapping[str, Any]) -> Marking[Detection]:
     if found.error_kind not in (None, ErrorKind.NONZERO_EXIT):
         return _with_sites(found, [_in_field(site, None) for site in found.error_sites])
     site = ErrorSite(source="message", message=_line(text, asked)) if text.strip() else None
-    return Detection.of(ErrorKind.RUNTIME_ERROR, *([site] if site else []), severity="warning")
+    return Detection.of(ErrorKind.RUNTIME_ERROR, *([site] if site else []))
 
 
 def _tool_failure(kind: ErrorKind, message: str, asked: Mapping[str, Any]) -> Detection:
