@@ -39,6 +39,11 @@ def read_token_file(path: str | Path) -> tuple[str, ...]:
     if not text.isascii():
         raise InvalidRequest(f"ERRATA_TOKEN_FILE {path} holds no token: it is not ASCII")
     tokens = tuple(part for part in _parts(text.decode().replace("\n", ",")) if part)
+    if any(part.startswith("#") or part.split() != [part] for part in tokens):
+        raise InvalidRequest(
+            f"ERRATA_TOKEN_FILE {path} has a line that begins with # or has spaces: comments would be tokens; leave "
+            "nothing but tokens in it"
+        )
     if not tokens:
         raise InvalidRequest(
             f"ERRATA_TOKEN_FILE {path} is empty: write a token into it, for example of openssl rand -hex 32"

@@ -277,6 +277,7 @@ def web() -> Iterator[tuple[TestClient, str]]:
     "query",
     [
         *("limit=" + text for text in ("0", "-1", "501", "1e9", "NaN", "9" * 5000, "%00", "%D9%A3", "", "1&limit=-1")),
+        "x=1",
         *("cursor=" + text for text in ("-1", "%D9%A3", "1%0a", "", "9" * 30, "%00", "1%20", "%EF%BC%91")),
     ],
 )
@@ -286,7 +287,7 @@ def test_a_wrong_page_of_episodes_has_a_code(web: tuple[TestClient, str], door: 
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("query", ["environment=%00", "error_kind=%ff%fe", "cursor=999999999999999999", "x=1"])
+@pytest.mark.parametrize("query", ["environment=%00", "error_kind=%ff%fe", "cursor=999999999999999999"])
 def test_a_page_of_nothing_is_empty_or_whole(web: tuple[TestClient, str], door: str, query: str) -> None:
     answer = web[0].get(f"{door}/episodes?{query}")
     assert answer.status_code == 200 and len(answer.json()["episodes"]) == (not query.startswith(("env", "err")))

@@ -36,9 +36,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture(autouse=True)
 def nothing_was_warned_of() -> Iterator[None]:
     """What is said once in a process is said anew in each test."""
-    said = (auth._warn_once, runtime._warn_of_memory)
-    for once in said:
-        once.cache_clear()
+    runtime._warn_of_memory.cache_clear()
     yield
 
 
@@ -83,6 +81,20 @@ def test_the_first_refusal_for_want_of_a_token_is_logged_with_its_remedy(
         assert [http.get("/episodes", headers=headers).status_code for _ in range(2)] == [403, 403]
     (said,) = warnings(caplog)
     assert says in said and "ERRATA_TOKEN" in said and "ERRATA_INSECURE=1" in said
+
+
+def test_refusals_of_one_kind_are_one_line_a_minute_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    refusals = auth.Refusals(lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for now[0] in (0.0, 1.0, 59.0, 60.0):
+            refusals.note((401, "UNAUTHORIZED", "no token"), "192.0.2.7")
+        refusals.note((403, "FORBIDDEN", "no page"), "192.0.2.8")
+    assert caplog.messages == [
+        "refused 1 requests (401 UNAUTHORIZED), the last from 192.0.2.7: no token",
+        "refused 3 requests (401 UNAUTHORIZED), the last from 192.0.2.7: no token",
+        "refused 1 requests (403 FORBIDDEN), the last from 192.0.2.8: no page",
+    ]
 
 
 def test_a_server_with_a_token_warns_of_no_stranger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, Counter
 from prometheus_client.parser import text_string_to_metric_families as families
@@ -102,6 +103,26 @@ def test_the_journals_size_and_the_disk_are_shown(tmp_path: Path) -> None:
         held = sum(path.stat().st_size for path in (tmp_path / "journal").iterdir())
     assert sizes[1] - sizes[0] >= 200_000 and sizes[1] <= held
     assert samples(text, "errata_disk_free_bytes")[()] > 0
+
+
+def test_a_read_that_finds_damage_is_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def app() -> FastAPI:
+        return create_fastapi_app(
+            CountEnvironment, CountAction, CountObservation, max_concurrent_envs=1, data_dir=tmp_path
+        )
+
+    with TestClient(app()) as client, connect(client) as socket:
+        eid = socket.ask("reset", {})["eid"]
+        socket.ask("step", {"n": 1})
+    (segment,) = (tmp_path / "journal").glob("*.log")
+    content = bytearray(segment.read_bytes())
+    content[content.rindex(b"reward") + 1] ^= 1
+    segment.write_bytes(content)
+    with TestClient(app()) as client:
+        assert client.get(f"/episodes/{eid}/states/1").status_code == 503
+        text = client.get("/metrics").text
+    assert samples(text, "errata_journal_damaged_reads_total") == {(): 1}
+    assert any("a read found damage" in message and "journal verify" in message for message in caplog.messages)
 
 
 def test_marked_turns_are_counted_by_kinds_of_the_protocol() -> None:

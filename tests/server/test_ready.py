@@ -80,8 +80,15 @@ async def test_reading_that_takes_long_does_not_hold_the_answer(monkeypatch: pyt
     assert found == {"count": ["why"]}
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("no")])
-async def test_an_exception_of_an_environment_is_what_is_wrong_with_it(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (ValueError("no"), "ValueError: no"),
+    ],
+)
+async def test_an_exception_of_an_environment_is_what_is_wrong_with_it(error: BaseException, says: str) -> None:
     checks = Readiness()
 
     def raises() -> Mapping[str, str]:
@@ -89,9 +96,8 @@ async def test_an_exception_of_an_environment_is_what_is_wrong_with_it(error: Ba
 
     checks.tell("count", raises)
     checks.tell("other", lambda: {"bad": "why"})
-    name = type(error).__name__
     assert await checks.unusable(details=True) == {
-        "count": [f"what it offers cannot be read ({name}: {error})"],
+        "count": [f"what it offers cannot be read ({says})"],
         "other": ["why"],
     }
 

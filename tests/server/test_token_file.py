@@ -106,6 +106,8 @@ def fifo(path: Path) -> None:
         (lambda path: path.write_bytes(b"x" * (MAX_TOKEN_FILE + 1)), "65,536 bytes"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "ASCII"),
         (lambda path: path.write_text(" \n,\n"), "empty"),
+        (lambda path: path.write_text("# of team a\nword\n"), "begins with #"),
+        (lambda path: path.write_text("word and word\n"), "has spaces"),
     ],
 )
 def test_a_file_without_a_token_is_refused_by_name(

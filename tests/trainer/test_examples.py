@@ -201,8 +201,11 @@ def test_the_page_on_training_tells_of_every_keyword() -> None:
 def test_the_code_on_the_page_on_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "nobody is asked")
     monkeypatch.chdir(tmp_path)
-    first, chosen, rows, teachers, check = (block.split("```")[0] for block in TRAINING.split("```python\n")[1:])
-    compile(rows, "docs/training.md", "exec")  # it needs a server; tests/trainer/test_trl_swe.py runs the same lines
+    first, played, terminal, chosen, rows, teachers, check = (
+        block.split("```")[0] for block in TRAINING.split("```python\n")[1:]
+    )
+    for others in (played, terminal, rows):  # test_trl_scaffold.py, the README's and test_trl_swe.py run such lines
+        compile(others, "docs/training.md", "exec")
     made: dict[str, Any] = {}
     exec(compile(teachers, "docs/training.md", "exec"), made)
     made["pool"].close()

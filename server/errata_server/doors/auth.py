@@ -7,14 +7,16 @@ one anonymous principal, and session ids and eids are the capabilities.
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import hmac
 import ipaddress
 import json
 import logging
+import math
 import re
+import time
 from collections import Counter
+from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,6 +28,9 @@ from .request_bodies import RequestBodies
 log = logging.getLogger("errata.server")
 
 Refusal = tuple[int, str, str]
+
+REFUSALS_S = 60.0
+"""Shortest time between two lines of the log about refusals of one kind, seconds: they must not fill it."""
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths answered without a token, for the probes of a load balancer. The answers show nothing about sessions."""
@@ -87,6 +92,7 @@ class Guard:
         self._principals = {token.encode(): principal_of(token) for token in settings.tokens}
         self._insecure = insecure or settings.insecure
         self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
+        self._refusals = Refusals()
         self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,8 +104,6 @@ class Guard:
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             peer = (scope.get("client") or ("", 0))[0]
             not_local = self._refuse_remote(peer, headers)
-            if not_local is not None:
-                _warn_once(not_local[2])
             refusal = self._refuse_foreign_page(scope["type"], headers, is_loopback(peer)) or not_local
             principal: str | None = None
             if refusal is None and self._principals:
@@ -109,6 +113,7 @@ class Guard:
                 elif principal not in (None, next(iter(self._principals.values()))) and _PAGES.search(scope["path"]):
                     refusal = _NOT_YOUR_PAGES
             if refusal is not None:
+                self._refusals.note(not_local or refusal, peer)
                 await refuse(scope, receive, send, *refusal)
                 return
             scope.setdefault("state", {})["principal"] = principal
@@ -197,9 +202,29 @@ _PAGES = re.compile(r"/(web|ws/ui)(/|$)")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
 
 
-@functools.cache  # once per process and message: refused requests must not fill the log
-def _warn_once(message: str) -> None:
-    log.warning("refused a request: %s", message)
+class Refusals:
+    """Logs refused requests: of each kind at once, and then no more than a line a minute with their number.
+
+    Args:
+        now: Clock, seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._said_at: dict[tuple[int, str], float] = {}
+
+    def note(self, refusal: Refusal, peer: str) -> None:
+        """Count a refusal of a request from ``peer``, and log it unless its kind was logged in the last minute."""
+        status, code, message = refusal
+        kind, now = (status, code), self._now()
+        self._counts[kind] += 1
+        if now - self._said_at.get(kind, -math.inf) < REFUSALS_S:
+            return
+        self._said_at[kind] = now
+        count = self._counts.pop(kind)
+        level = logging.WARNING if status == 403 else logging.INFO  # the server's settings, or a client's token
+        log.log(level, "refused %d requests (%d %s), the last from %s: %s", count, status, code, peer or "?", message)
 
 
 def _name_of(host: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from errata_protocol.exception_text import text_of
+from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
 
 Check = Callable[[], str | None]
@@ -68,7 +68,7 @@ class Readiness:
             try:
                 why = [printable(text, 1000) for text in unusable().values()]
             except BaseException as error:  # of the environment's code; SystemExit would end the event loop
-                why = [printable(f"what it offers cannot be read ({type(error).__name__}: {text_of(error)})", 1000)]
+                why = [printable(f"what it offers cannot be read ({named_text_of(error)})", 1000)]
             if why:
                 more = [f"and {len(why) - _LISTED:,} more"] if len(why) > _LISTED else []
                 found[environment] = [*why[:_LISTED], *more]

@@ -140,6 +140,11 @@ class Runtime:
         gauge("errata_threads_free", "Threads of the shared pool.", lambda: threads.counts.free)
         gauge("errata_calls_hanging", "Calls given up that have not returned.", lambda: threads.counts.written_off)
         self.metrics.counter(
+            "errata_journal_damaged_reads_total",
+            "Reads that found damage in the journal.",
+            lambda: self.store.damaged_reads,
+        )
+        self.metrics.counter(
             "errata_calls_given_up_total", "Calls given up since the start.", lambda: threads.counts.written_off_total
         )
         gauge(

@@ -94,6 +94,7 @@ class Store:
         self._short_lock = threading.Lock()
         self._watch: DataWatch | None = None
         self.journal_bytes = 0
+        self.damaged_reads = 0
 
     def open(self, journal: Journal, disk: Disk | None) -> None:
         """Use ``journal``, and watch the free space of ``disk``; may be called again after `close`."""
@@ -213,7 +214,13 @@ class Store:
             future = asyncio.get_running_loop().run_in_executor(pool, function)
         except RuntimeError as error:
             raise JournalUnavailable(f"the journal cannot be read now: {error}", retry_after=1.0) from error
-        return await future
+        try:
+            return await future
+        except JournalUnavailable as error:
+            if "is damaged" in error.message:  # found only now: nobody but this reader would know
+                self.damaged_reads += 1
+                log.error("a read found damage; `errata journal verify` looks for all of it: %s", error.message)
+            raise
 
     def read(self, function: Callable[[Journal], R]) -> Awaitable[R]:
         """Return ``function(journal)``: one trip to the pool for all that it reads."""

@@ -435,8 +435,8 @@ class _AnnouncingServer(_Server):
             server.close()
         for listening in sockets or []:
             listening.close()
+        log.info("%d connections are closed when what they asked for is answered", len(Connections.of(self.config)))
         await self._runtime.shutdown.drain(DRAIN_S)
-        log.info("%d connections are being closed", len(Connections.of(self.config)))
         await super().shutdown(sockets)
 
 
