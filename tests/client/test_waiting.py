@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,7 +21,9 @@ URL = "http://token:secret@envs.example:8000/left"
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and r.name == "errata.client"]
+    """Return the warnings of this thread: the background loop may have clients of other tests that wait."""
+    of_this_thread = (record for record in caplog.records if record.thread == threading.get_ident())
+    return [r.getMessage() for r in of_this_thread if r.levelno == logging.WARNING and r.name == "errata.client"]
 
 
 def in_virtual_time(story: Callable[[], Awaitable[None]]) -> None:
