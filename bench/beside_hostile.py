@@ -164,9 +164,9 @@ async def beside(
         yield
     finally:
         output, _ = await process.communicate(b"")
-        told = json.loads(output)
-        busy[hostile] = told.pop("client_busy")
-        counts.update({f"{kind}_{name}": count for name, count in told.items()})
+        report = json.loads(output)
+        busy[hostile] = report.pop("client_busy")
+        counts.update({f"{kind}_{name}": count for name, count in report.items()})
 
 
 async def honest(clients: list[ErrataClient], seconds: float) -> list[float]:

@@ -410,7 +410,7 @@ def damaged_segments(directory: Path, count: int, chance: random.Random, *, how:
     Every tenth time a copy is repaired, and read as a server reads it.
 
     Args:
-        directory: Of the journal; it stays as it is.
+        directory: Directory of the journal; it stays as it is.
         count: Places.
         chance: Draws them.
         how: ``flip`` one bit, ``flip, no index`` likewise without an index, ``cut`` the end of the last segment off.

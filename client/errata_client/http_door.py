@@ -222,8 +222,8 @@ def _http_error(method: str, path: str, response: httpx.Response) -> ErrataError
         return wire_error(body)
     if response.status_code in (404, 405):
         why = body.get("detail") if isinstance(body, dict) else None
-        told = f"{response.status_code}: {printable(why, 1000)}" if isinstance(why, str) else response.status_code
-        return NotSupported(f"{method} {path}: this server has no such route ({told})")
+        detail = f": {printable(why, 1000)}" if isinstance(why, str) else ""
+        return NotSupported(f"{method} {path}: this server has no such route ({response.status_code}{detail})")
     return ServiceError(f"{method} {path} answered {response.status_code}: {response.text[:200]!r}")
 
 

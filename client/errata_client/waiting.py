@@ -139,7 +139,10 @@ def waits_at(url: str | None) -> Waits:
     loop = asyncio.get_running_loop()
     with _lock:
         of_loop = _loops.setdefault(loop, {})
-    return of_loop.setdefault(server, Waits(server, loop))
+    found = of_loop.get(server)
+    if found is None:
+        found = of_loop[server] = Waits(server, loop)
+    return found
 
 
 @contextmanager

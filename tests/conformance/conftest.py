@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import uvicorn
+
 from errata_conformance.results import Result
 from errata_conformance.sample.episodes import World
 from errata_conformance.sample.server import running
@@ -19,8 +21,14 @@ RFCS = ("014", "015", "016")
 @contextmanager
 def sample(defect: str | None = None, **options: object) -> Iterator[str]:
     """Serve the sample server, or a wrong one, in a thread; yield its URL."""
-    server = running(World(defect, **options), 0)  # type: ignore[arg-type]
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    with in_thread(running(World(defect, **options), 0)) as url:  # type: ignore[arg-type]
+        yield url
+
+
+@contextmanager
+def in_thread(server: uvicorn.Server) -> Iterator[str]:
+    """Run a server in a thread; yield its URL."""
+    server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

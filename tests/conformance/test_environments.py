@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +27,7 @@ from errata_server.process import ServerProcess
 
 from ..openenv_source import ENVIRONMENTS, needs_openenv_source
 from ..server.local_server import LocalServer
-from .conftest import RFCS, sample
+from .conftest import RFCS, in_thread, sample
 from .environments import EndsAtOnce, Grid, Move, Seen, TakesNothing
 from .test_kit import bad
 
@@ -182,19 +181,8 @@ def test_echo_passes_with_calls_of_its_tools(tmp_path: Path) -> None:
 def stock(environment: Any) -> Iterator[str]:
     """Serve an environment with OpenEnv's own server, in a thread; yield its URL."""
     app = create_app(environment, Move, Seen, max_concurrent_envs=8)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", ws="websockets-sansio"))
-    server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        for _ in range(1000):
-            if server.started:
-                break
-            threading.Event().wait(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join(60)
+    with in_thread(uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", ws="websockets-sansio"))) as url:
+        yield url
 
 
 @pytest.mark.kit

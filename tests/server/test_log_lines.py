@@ -51,9 +51,8 @@ def test_every_line_is_json_and_the_end_is_told(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in told["thread theirs ends"]["exception"]
     asked, closing, stopped = [line["message"] for line in lines if line["logger"] == "errata.server"][-3:]
     assert asked.startswith("SIGTERM: the server stops; its 1 sessions, 0 of them without a client, have 25 s")
-    assert closing == "1 connections are closed when what they asked for is answered" and stopped.startswith(
-        "stopped: every step"
-    )
+    assert closing == "1 connections are closed once their requests are answered"
+    assert stopped == "stopped: every acknowledged step is in the journal"
 
 
 def test_a_command_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def alike(target: Target, one: Message, other: Message, fork_t: int = 0) -> None
     """Check that two deliveries have equal data, except for volatile fields and what says their t.
 
     Args:
-        target: Its probe names the volatile fields.
-        one: What came; a delivery of a fork, if one of the two is.
-        other: What was expected.
+        target: Server that is checked; its probe names the volatile fields.
+        one: Delivery that came; a fork's, if one of the two is.
+        other: Delivery that was expected.
         fork_t: The t of the parent at which the fork began.
 
     Raises:

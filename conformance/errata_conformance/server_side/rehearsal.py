@@ -38,8 +38,8 @@ async def rehearsed(target: Target, guessed: bool, repeatable: bool) -> str:
     """Play the probe's actions, and note in ``target`` what the checks have to heed.
 
     Args:
-        target: Its `probe` is narrowed to the actions that work, if they are guessed.
-        guessed: Whether nobody has said that the actions work.
+        target: Server to play on. Guessed actions that it refuses are taken out of its `probe`.
+        guessed: Whether the actions are guessed, so that some may not work.
         repeatable: Whether the environment is known to answer the same each time.
 
     Returns:

@@ -18,7 +18,7 @@ class Runner:
     """A test runner.
 
     Args:
-        name: Its name, for the documentation.
+        name: Name of the test runner in the documentation.
         failed: Matches a line that reports failures in a run.
         tests: Match a line that stands for a failing test, with the group ``id`` if it names the test, and ``file`` if
             a whole file failed. The first pattern that matches any line decides. Empty if the runner prints no names.

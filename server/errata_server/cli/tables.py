@@ -30,7 +30,7 @@ class Column:
     """A column of a table.
 
     Args:
-        heading: Its heading.
+        heading: Text above the column.
         right: Whether its cells are aligned to the right, as numbers are.
         whole: Whether its cells are never cut.
         most: Largest width at a terminal, in cells of the terminal.

@@ -125,7 +125,7 @@ class Guard:
         name = _name_of(host)
         if self._hosts and name not in self._hosts:
             message = f"this server is not {host[:100]!r}: use its own address or set ERRATA_ALLOWED_HOSTS"
-            if _is_unspecified(name):  # what a server was told to listen on, taken for its address
+            if _is_unspecified(name):  # the address that a server listens on, used to connect to it
                 message += (
                     f"; {name} is an address to listen on: connect to localhost or 127.0.0.1, or to the machine's name"
                 )

@@ -45,14 +45,14 @@ def bounded_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def named_fields(errors: Sequence[Mapping[str, Any]]) -> str:
     """Return the first errors of `bounded_errors` as text: each field and what is wrong with it."""
-    told = []
+    parts = []
     for wrong in errors[:3]:
         place = wrong.get("loc")
         where = ".".join(map(str, place)) if isinstance(place, list | tuple) else str(place or "")
         what = str(wrong.get("msg", "not valid"))[:MAX_QUOTED]
-        told.append(f"{where[:MAX_QUOTED]}: {what}" if where else what)
-    left_out = len(errors) - len(told)
-    return "; ".join(told) + (f"; and {left_out} more" if left_out else "")
+        parts.append(f"{where[:MAX_QUOTED]}: {what}" if where else what)
+    left_out = len(errors) - len(parts)
+    return "; ".join(parts) + (f"; and {left_out} more" if left_out else "")
 
 
 def error_json(data: Any) -> bytes:

@@ -102,8 +102,8 @@ class PlainSocket(SocketDoor):
             return await self._dispatch(session, frame)
         except ValidationError as error:
             errors = bounded_errors(_errors_of(error))
-            told = f"Invalid message: {named_fields(errors)}"
-            return _error_frame({"message": told, "code": "VALIDATION_ERROR", "errors": errors})
+            text = f"Invalid message: {named_fields(errors)}"
+            return _error_frame({"message": text, "code": "VALIDATION_ERROR", "errors": errors})
         except EnvironmentOutputInvalid as error:
             # OpenEnv's server has no code of its own for it. A client that sent a capability probe knows ours.
             code = error.code if self._probed else "EXECUTION_ERROR"

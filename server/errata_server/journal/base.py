@@ -19,12 +19,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import ErrataError
+from errata_protocol.errors import ErrataError, JournalUnavailable
 from errata_protocol.payload import semantic_sha256
 from errata_protocol.replay import Kind, Origin
 
 SessionStatus = Literal["open", "closed", "lost", "expired"]
 RecordKind = Literal["reset", "step", "mcp", "fork", "close"]
+
+
+class JournalDamaged(JournalUnavailable):
+    """A row that was durable cannot be read as it was written, or the index names another one in its place."""
+
 
 ALL_OWNERS = "*"
 """In the place of an owner: whoever can read the journal's files sees the episodes of all. No principal is equal to

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 import apsw
 import msgspec
 
-from errata_protocol.errors import JournalUnavailable
-
 from . import columns
+from .base import JournalDamaged
 from .live import Batch, Replied, Reply, Turn
 from .segments import Position
 
@@ -450,9 +449,9 @@ def decode_replies(run: bytes) -> list[Reply]:
         raise _damaged_run(error) from error
 
 
-def _damaged_run(error: Exception) -> JournalUnavailable:
+def _damaged_run(error: Exception) -> JournalDamaged:
     # SQLite has no checksums: a flipped bit in a row is found here, or not at all.
-    return JournalUnavailable(
+    return JournalDamaged(
         f"the index of the journal is damaged ({error}): stop the server and remove {INDEX}, it is made again from the "
         "segments; no delivery is lost"
     )

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import JournalUnavailable
 
 from . import columns
 from .base import (
@@ -16,6 +15,7 @@ from .base import (
     EpisodeRow,
     EpisodeStats,
     HeldEpisode,
+    JournalDamaged,
     RewardRow,
     SessionRow,
     TurnRow,
@@ -59,7 +59,7 @@ class IndexedReads:
     def _row(self, at: Turn | Reply | Place, eid: str | None, t: int | None) -> DeliveryRow:
         row = self._segments.read(Place(at.segment, at.offset, at.size))
         if not isinstance(row, DeliveryRow) or row.t != t or (eid is not None and row.eid != eid):
-            raise JournalUnavailable(
+            raise JournalDamaged(
                 f"the journal is damaged: its index names byte {at.offset} of segment {at.segment} for another row; "
                 "stop the server and remove index.db, it is made again from the segments"
             )
@@ -132,7 +132,7 @@ class IndexedReads:
     def _reply(self, reply: Reply, sid: str) -> DeliveryRow:
         row = self._segments.read(Place(reply.segment, reply.offset, reply.size))
         if not isinstance(row, DeliveryRow) or (row.sid, row.id) != (sid, reply.id):
-            raise JournalUnavailable(
+            raise JournalDamaged(
                 f"the journal is damaged: its index names byte {reply.offset} of segment {reply.segment} for another "
                 "reply; stop the server and remove index.db, it is made again from the segments"
             )

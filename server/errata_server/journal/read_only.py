@@ -40,7 +40,7 @@ class ReadOnlyJournal(Journal):
     read first adds what was committed before it. Changes no row, starts no thread, makes no file.
 
     Args:
-        directory: Of the journal.
+        directory: Directory of the journal.
 
     Raises:
         JournalUnavailable: There is no journal of this version, or it cannot be read.
@@ -253,7 +253,7 @@ def is_unused(directory: Path) -> bool:
     A journal whose segments are gone is not unused: its index names them.
 
     Args:
-        directory: Of the journal.
+        directory: Directory of the journal.
 
     Raises:
         JournalUnavailable: It cannot be read.

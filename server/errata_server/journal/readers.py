@@ -13,6 +13,7 @@ import apsw
 from errata_protocol.errors import JournalUnavailable
 
 from .. import descriptors
+from .base import JournalDamaged
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class Readers:
                 **({"retry_after": 1.0} if short else {}),
             ) from error
         except UnicodeDecodeError as error:  # SQLite has no checksums, and returns a text with a flipped bit
-            raise JournalUnavailable(
+            raise JournalDamaged(
                 f"the index of the journal is damaged ({error}): stop the server and remove {self._path}, it is made "
                 "again from the segments; no delivery is lost"
             ) from error

@@ -57,7 +57,7 @@ def journal_size(directory: Path) -> JournalSize:
     """Return the size of a journal and of its parts; reads all segments. A server may be running.
 
     Args:
-        directory: Of the journal; see `errata_server.journal.journal_in`.
+        directory: Directory of the journal; see `errata_server.journal.journal_in`.
 
     Raises:
         JournalUnavailable: It cannot be read, or is damaged.
@@ -95,7 +95,7 @@ def journal_problems(directory: Path) -> list[str]:
     A torn end is no problem: the next start cuts it off. A server may be running.
 
     Args:
-        directory: Of the journal.
+        directory: Directory of the journal.
 
     Raises:
         JournalUnavailable: There is no journal that can be opened.

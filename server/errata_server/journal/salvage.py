@@ -130,7 +130,7 @@ def salvage(directory: Path, *, output: Path | None = None, dry_run: bool = Fals
     """Repair a journal in place, or into a copy. No server may be running on a journal that is repaired in place.
 
     Args:
-        directory: Of the journal; see `errata_server.journal.journal_in`.
+        directory: Directory of the journal; see `errata_server.journal.journal_in`.
         output: Write a repaired copy there instead; it must not exist yet.
         dry_run: Only report.
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from errata_protocol.errors import JournalUnavailable
 
 from ..descriptors import explained
+from .base import JournalDamaged
 from .codec import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -122,7 +123,7 @@ class Segments:
                 self._headers.pop(place.segment, None)
                 return self._read(place)
         except FileNotFoundError as error:
-            raise JournalUnavailable(f"the journal is damaged: segment {place.segment} is gone; {REPAIR}") from error
+            raise JournalDamaged(f"the journal is damaged: segment {place.segment} is gone; {REPAIR}") from error
         except OSError as error:  # of the machine, not of the contents of the file
             raise JournalUnavailable(
                 f"segment {place.segment} of the journal cannot be read now: {explained(error)}; then send the request "
@@ -130,7 +131,7 @@ class Segments:
                 retry_after=1.0,
             ) from error
         except ValueError as error:
-            raise JournalUnavailable(
+            raise JournalDamaged(
                 f"the journal is damaged: byte {place.offset} of segment {place.segment} holds no record ({error}); "
                 f"{REPAIR}"
             ) from error

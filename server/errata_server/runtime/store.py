@@ -4,10 +4,10 @@ an episode's owner, and of free disk space."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import math
-import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +22,7 @@ from ..journal.base import (
     EpisodeRow,
     HeldEpisode,
     Journal,
+    JournalDamaged,
     Record,
     RewardRow,
     SessionRow,
@@ -216,10 +217,9 @@ class Store:
             raise JournalUnavailable(f"the journal cannot be read now: {error}", retry_after=1.0) from error
         try:
             return await future
-        except JournalUnavailable as error:
-            if "is damaged" in error.message:  # found only now: nobody but this reader would know
-                self.damaged_reads += 1
-                log.error("a read found damage; `errata journal verify` looks for all of it: %s", error.message)
+        except JournalDamaged as error:  # found only now: nobody but this reader would know
+            self.damaged_reads += 1
+            log.error("a read found damage; `errata journal verify` looks for all of it: %s", error.message)
             raise
 
     def read(self, function: Callable[[Journal], R]) -> Awaitable[R]:
@@ -400,9 +400,7 @@ class Store:
 def _size(directory: Path) -> int:
     """Return how large the files of a directory are together, in bytes; 0 without it."""
     total = 0
-    try:
-        for entry in os.scandir(directory):
-            total += entry.stat().st_size
-    except FileNotFoundError:  # none yet, or compaction has removed a segment: the next scrape looks again
-        pass
+    for file in directory.iterdir() if directory.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # compaction has removed the segment meanwhile
+            total += file.stat().st_size
     return total

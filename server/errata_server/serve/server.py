@@ -376,7 +376,7 @@ async def _serve(server: uvicorn.Server, served: Served, listening: socket.socke
         await server.serve(sockets=[listening])
     finally:
         await served.runtime.close()
-    log.info("stopped: every step that a client was told of is in the journal")
+    log.info("stopped: every acknowledged step is in the journal")
 
 
 def _spare_garbage_collection() -> None:
@@ -435,7 +435,7 @@ class _AnnouncingServer(_Server):
             server.close()
         for listening in sockets or []:
             listening.close()
-        log.info("%d connections are closed when what they asked for is answered", len(Connections.of(self.config)))
+        log.info("%d connections are closed once their requests are answered", len(Connections.of(self.config)))
         await self._runtime.shutdown.drain(DRAIN_S)
         await super().shutdown(sockets)
 

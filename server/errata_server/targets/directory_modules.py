@@ -221,8 +221,8 @@ def _places_of(name: str, *, folders: bool = True) -> set[Path]:
     """Return where a top-level module that is not ours would be imported from: directories of a package, or the file.
 
     Args:
-        name: Its name.
-        folders: Count folders without ``__init__.py``.
+        name: Name of the module.
+        folders: Whether folders without ``__init__.py`` count.
     """
     for finder in sys.meta_path:
         if finder is not _FINDER and hasattr(finder, "find_spec"):
@@ -246,7 +246,7 @@ class _Loader(SourceFileLoader):
 
     Args:
         name: Full name of the module.
-        path: Its file.
+        path: File of the module.
         names: Builtin names of the module.
     """
 
