@@ -489,6 +489,54 @@ def test_a_suite_that_breaks_is_a_failure_and_not_run_again(
     assert not (project.cache / "errata/ci/passed").exists()
 
 
+def test_a_suite_that_hangs_prints_where_each_of_its_threads_is(project: Project) -> None:
+    project.write("tests/suites/suites.toml", TABLE + "timeout_s = 5.0\n")
+    asleep = "import threading, time\n" + SLOW + "    threading.Event().wait()\n"
+    project.write("tests/slow/test_slow.py", asleep)
+    status, printed = project.run("--tiers", "3", "--ci")
+    assert status == 1 and any("test_slow.py" in line and "in test_three" in line for line in printed)
+
+
+def test_a_test_that_hangs_past_its_timeout_ends_its_process_with_the_stacks(project: Project) -> None:
+    plugin = project.root / "tests/suites/plugin.py"
+    plugin.write_text(plugin.read_text("utf-8").replace("HANG_S = 60.0", "HANG_S = 0.1"), "utf-8")
+    hangs = "import signal\n" + SLOW.replace("@", "@pytest.mark.timeout(0.1)\n@") + "    signal.pause()\n"
+    project.write("tests/slow/test_slow.py", hangs)
+    status, printed = project.run("--tiers", "3", "--ci")
+    assert status == 1 and any("Timeout (0:00:00" in line for line in printed)
+    assert any("test_slow.py" in line and "in test_three" in line for line in printed)
+
+
+def test_when_the_time_is_up_suites_of_tier_3_are_ended_and_named(project: Project) -> None:
+    more = TABLE + '[later]\ntier = 3\nabout = "not begun"\ncommand = ["sh", "-c", "echo begun >>.cache/begun"]\n'
+    project.write("tests/suites/suites.toml", more)
+    waits = "import signal\nfrom pathlib import Path\n" + SLOW.replace("    assert True\n", "    signal.pause()\n")
+    project.write("tests/slow/test_slow.py", waits)
+    status, printed = project.run("--tiers", "0", "3", "--ci", "--minutes", "0.1", "--at-once", "1", REQUIRE_ALL="1")
+    assert status == 0 and printed[-1] == "1 passed, 0 failed, 0 skipped"
+    assert "not run (above): slow, later" in printed
+    assert [line.split()[2] for line in printed if line.startswith("NOT TESTED ")] == ["slow:", "later:"]
+    assert not (project.root / ".cache/begun").exists()
+    assert not (project.cache / "errata/ci/passed/slow").exists()
+
+
+def test_what_failed_is_printed_also_if_the_suite_does_not_come_to_its_end(project: Project) -> None:
+    fails = SLOW.replace("assert True", "assert 'apples' == 'pears'")
+    project.write(
+        "tests/slow/test_slow.py", fails + "@pytest.mark.slow\ndef test_ends():\n    __import__('os')._exit(3)\n"
+    )
+    status, printed = project.run("--tiers", "3", "--ci")
+    assert status == 1 and "FAILED [slow] tests/slow/test_slow.py::test_three" in printed
+
+
+def test_suites_that_passed_longest_ago_begin_first(project: Project) -> None:
+    project.write("tests/suites/suites.toml", TABLE + '[new]\ntier = 3\nabout = "new"\ncommand = ["true"]\n')
+    project.run("slow", "--ci")
+    project.write("used.txt", "2\n")
+    _, printed = project.run("--tiers", "3", "--ci", "--at-once", "1")
+    assert [line.split()[2] for line in printed if line.endswith(" ...")] == ["new", "slow"]
+
+
 def test_a_pass_of_what_changed_while_it_ran_is_not_recorded(project: Project) -> None:
     project.write("tests/slow/test_slow.py", SLOW + "    open('used.txt', 'a').write('more')\n")
     status, printed = project.run("--tiers", "3", "--ci")

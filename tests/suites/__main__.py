@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import queue
 import signal
@@ -20,11 +21,21 @@ from datetime import UTC, datetime
 from ..slowest_files import SLOWEST
 from . import keys
 from .records import Flaky, Pass, Records
-from .run import LOGS, OPENENV_ABSENT, UNAVAILABLE, Processes, Result, run, run_again, starts_engine, stop_engine
+from .run import (
+    BY_HASH,
+    LOGS,
+    NO_TIME,
+    OPENENV_ABSENT,
+    UNAVAILABLE,
+    Processes,
+    Result,
+    run,
+    run_again,
+    starts_engine,
+    stop_engine,
+)
 from .table import Suite, load
 
-BY_HASH = 3
-"""The tier whose suites are skipped while unchanged."""
 MOST_FLAKY = 3
 """Number of flaky tests that one run may have."""
 
@@ -39,6 +50,7 @@ class Run:
         at_once: Number of suites that run side by side.
         workers: Number of processes of a suite that runs alone.
         say: Called with each line of progress.
+        left_s: Seconds until suites of tier 3 are ended unfinished, and no more of them begun.
     """
 
     def __init__(
@@ -50,6 +62,7 @@ class Run:
         at_once: int,
         workers: int,
         say: Callable[[str], None],
+        left_s: float = math.inf,
     ) -> None:
         self._common = common
         self._records = records
@@ -57,13 +70,16 @@ class Run:
         self._at_once = at_once
         self._workers = workers
         self._say = say
-        self.processes = Processes()
+        self.processes = Processes(time.monotonic() + left_s)
         self.results: list[Result] = []
         self.seconds: Counter[int] = Counter()
 
     def tier(self, number: int, suites: list[Suite]) -> bool:
         """Run suites side by side, run their failed tests again, and return whether all passed."""
         began = time.monotonic()
+        if number == BY_HASH and self._records:
+            # Where the time is up before all have run, each has its turn in one of the next runs.
+            suites = sorted(suites, key=lambda suite: Records().last_pass(suite.name))
         todo = [result for result in map(self._planned, suites) if result.status != "unchanged"]
         alone = [result for result in todo if result.suite.both or len(todo) == 1]
         for result in alone:
@@ -194,6 +210,9 @@ def summary(run: Run, before: list[Flaky], seconds: float) -> int:
         print(f"FAILED [{suite}] {test}")
     if not_run := [result.suite.name for result in results if result.status == "not run"]:
         print(f"not run (above): {', '.join(not_run)}")
+    for result in results:
+        if result.why == NO_TIME:
+            print(f"NOT TESTED {result.suite.name}: {NO_TIME}; make test-{result.suite.name} runs it")
     if too_often:
         print(f"failed: a test was flaky for the second time: mend it, then remove it from {Records().flaky_file}")
     if len(flaky) > MOST_FLAKY:
@@ -231,6 +250,12 @@ def main() -> int:
     parser.add_argument("--tiers", type=int, nargs="+", default=[], help="tiers in order; one may be given twice")
     parser.add_argument("--ci", action="store_true", help="run failed tests again, and record outcomes")
     parser.add_argument("--fresh", action="store_true", help="run suites although they are unchanged")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="end suites of tier 3, and begin no more, so many minutes after the start ($CI_BEGAN, else now)",
+    )
     parser.add_argument("--keep-going", action="store_true", help="go on with the next tier after one that failed")
     more = (os.cpu_count() or 1) + 1  # tests wait for a third of their time
     parser.add_argument("--at-once", type=int, default=more, help="suites that run side by side (default: cores + 1)")
@@ -272,6 +297,7 @@ def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple
         at_once=args.at_once,
         workers=args.workers,
         say=say,
+        left_s=began + args.minutes * 60 - time.time(),
     )
 
     def stop(number: int, _: object) -> None:

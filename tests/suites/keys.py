@@ -19,6 +19,7 @@ from .table import ROOT, Suite
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "errata"
 ABSENT = "absent"
+KEY_LENGTH = 16
 
 
 def git(*arguments: str, root: Path = ROOT, text: str = "", **environment: str) -> str:
@@ -99,4 +100,4 @@ def parts(suite: Suite, common: Iterable[str], tree: str, root: Path = ROOT) -> 
 def key(found: dict[str, str]) -> str:
     """Return the key of what an outcome depends on: 16 hex digits."""
     lines = (f"{name}\0{value}" for name, value in sorted(found.items()))
-    return hashlib.sha256("\0\n".join(lines).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0\n".join(lines).encode()).hexdigest()[:KEY_LENGTH]

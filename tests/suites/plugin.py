@@ -8,9 +8,11 @@ suite of tests that have no other. Tests without a mark are the suite ``fast``.
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,13 @@ import pytest
 from tests.slowest_files import CPU_S
 
 from .table import DEFAULT, ROOT, SANDBOX, Suite, marks
+
+HANG_S = 60.0
+"""Seconds after a test's timeout in which pytest-timeout has to have ended it."""
+MOST_WRITTEN_EARLY = 100
+"""Number of failed tests up to which each is written at once, with all before it."""
+STDERR = os.dup(2)
+"""Standard error as it is before pytest captures it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +41,24 @@ def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--outcomes")
     if file and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(file))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process, with the stacks of its threads, if a test hangs and pytest-timeout does not end it either.
+
+    That plugin needs the interpreter's lock and open streams to end a test; faulthandler's thread needs neither.
+    pytest-xdist then starts another process for the tests that are left.
+    """
+    mark = item.get_closest_marker("timeout")
+    known = item.config.pluginmanager.hasplugin("timeout")
+    timeout_s = float(mark.args[0] if mark and mark.args else (known and item.config.getini("timeout")) or 0)
+    if timeout_s:
+        faulthandler.dump_traceback_later(timeout_s + HANG_S, exit=True, file=STDERR)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(trylast=True)  # after directories have marked their tests
@@ -83,6 +110,8 @@ class Outcomes:
         if report.failed:
             self._failed[report.nodeid] = "\n".join(_texts(report))
             self._passed.discard(report.nodeid)
+            if len(self._failed) <= MOST_WRITTEN_EARLY:
+                self._write()  # known also if the run does not come to its end
         elif report.skipped and not hasattr(report, "wasxfail"):
             self._skipped[_reason(report)] += 1
         elif report.when == "call":
@@ -95,6 +124,9 @@ class Outcomes:
 
     def pytest_sessionfinish(self) -> None:
         """Write the file."""
+        self._write()
+
+    def _write(self) -> None:
         told = {
             "passed": len(self._passed),
             "failed": self._failed,

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .keys import CACHE
+from .keys import CACHE, KEY_LENGTH
 
 PLACE = CACHE / "ci"
 
@@ -71,10 +71,15 @@ class Records:
                 return record
         return None
 
+    def last_pass(self, suite: str) -> float:
+        """Return when a record of a suite was last written or used, in seconds since 1970; 0 if there is none."""
+        files = self._passes.glob(f"{suite}-{'?' * KEY_LENGTH}.json")
+        return max((file.stat().st_mtime for file in files), default=0.0)
+
     def keep(self, record: Pass) -> None:
         """Write the record of a pass, and remove older ones of the suite beyond ten."""
         _write(self._passes / f"{record.suite}-{record.key}.json", asdict(record))
-        files = self._passes.glob(f"{record.suite}-{'?' * len(record.key)}.json")
+        files = self._passes.glob(f"{record.suite}-{'?' * KEY_LENGTH}.json")
         for old in sorted(files, key=lambda file: file.stat().st_mtime)[:-10]:
             old.unlink(missing_ok=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
@@ -30,6 +31,18 @@ OPENENV_ABSENT = "make openenv-source"
 FAILED_TESTS = 1
 """Exit status of pytest if tests failed and nothing else went wrong."""
 TIMED_OUT = 124
+"""Exit status of a command that took longer than its suite may."""
+OUT_OF_TIME = 125
+"""Exit status of a command that was ended, or not begun, because the run's time was up."""
+NO_TIME = "the time of this run was up"
+BY_HASH = 3
+"""The tier whose suites are skipped while unchanged, and left unfinished when the run's time is up."""
+HANG_LINES = 600
+"""Lines shown of the output of a suite that hung: the stacks of all its threads."""
+STACKS_S = 5.0
+"""Seconds in which a suite that hangs prints where each of its threads is."""
+TEARDOWN_S = 60.0
+"""Seconds in which an interrupted suite ends what its tests have started."""
 REQUIRE_ALL = bool(os.environ.get("REQUIRE_ALL"))
 """Whether what this machine lacks is a failure: a test skipped for an unexpected reason, an engine that cannot run."""
 
@@ -64,23 +77,34 @@ class Result:
 
 
 class Processes:
-    """The processes that run now, to end them with this one."""
+    """The processes that run now, to end them with this one.
 
-    def __init__(self) -> None:
+    Args:
+        until: Time, as of ``time.monotonic``, at which commands that may be left unfinished are ended.
+    """
+
+    def __init__(self, until: float = math.inf) -> None:
+        self._until = until
         self._live: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self.ended = False
         """Whether no more processes are started."""
 
-    def call(self, command: list[str], log: Path, *, shown: bool, timeout_s: float) -> int:
+    def call(
+        self, command: list[str], log: Path, *, shown: bool, timeout_s: float, may_be_unfinished: bool = False
+    ) -> int:
         """Run a command in a process group of its own, with its output in a file, and return its exit status.
 
         Args:
             command: Program and arguments.
             log: File that gets the output, behind what it has.
             shown: Whether the output goes to this process's output, too.
-            timeout_s: Seconds after which the process group is killed; the status is 124 then.
+            timeout_s: Seconds after which the process group prints its stacks and is killed; the status is 124 then.
+            may_be_unfinished: Whether the process group is interrupted at ``until``; the status is 125 then.
         """
+        left_s = self._until - time.monotonic() if may_be_unfinished else math.inf
+        if left_s <= 0:
+            return OUT_OF_TIME
         with log.open("ab") as file:
             file.write(f"$ {shlex.join(command)}\n".encode())
             file.flush()
@@ -100,9 +124,15 @@ class Processes:
 
             def end() -> None:
                 late.set()
+                if left_s < timeout_s:
+                    _signal(process, signal.SIGINT)
+                else:
+                    _signal(process, signal.SIGABRT)  # pytest's processes then print the stacks of their threads
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(TEARDOWN_S if left_s < timeout_s else STACKS_S)
                 _signal(process, signal.SIGKILL)
 
-            timer = threading.Timer(timeout_s, end)
+            timer = threading.Timer(min(timeout_s, left_s), end)
             timer.daemon = True
             timer.start()
             try:
@@ -112,6 +142,9 @@ class Processes:
                         os.write(1, part)
                 status = process.wait()
                 if late.is_set():
+                    timer.join()
+                    if left_s < timeout_s:
+                        return OUT_OF_TIME
                     file.write(f"did not end within {timeout_s:g} s\n".encode())
                     return TIMED_OUT
                 return status
@@ -202,15 +235,19 @@ def _run(result: Result, processes: Processes, workers: int, *, shown: bool) -> 
     outcomes.unlink(missing_ok=True)
 
     def call(command: list[str], *, shown: bool) -> int:
-        return processes.call(command, log, shown=shown, timeout_s=suite.timeout_s)
+        late = suite.tier >= BY_HASH
+        return processes.call(command, log, shown=shown, timeout_s=suite.timeout_s, may_be_unfinished=late)
 
     if suite.openenv and call(["bash", "-c", OPENENV], shown=False) == UNAVAILABLE:
         result.status, result.why = "not run", "OpenEnv's source is not here: make openenv-source FROM=DIR"
         return
     before = [f"{ENVIRONMENTS} {' '.join(suite.environments)}"] if suite.environments else []
     for script in (*before, *suite.scripts):
-        if call(["bash", "-c", script], shown=shown):
-            result.failed = {suite.name: _tail(log)}
+        if status := call(["bash", "-c", script], shown=shown):
+            if status == OUT_OF_TIME:
+                result.status, result.why = "not run", NO_TIME
+            else:
+                result.failed = {suite.name: _tail(log)}
             return
     engine = ["docker/engine.sh", "up", str(engine_directory(suite))]
     status = call(engine, shown=shown) if starts_engine(suite) else 0
@@ -220,10 +257,13 @@ def _run(result: Result, processes: Processes, workers: int, *, shown: bool) -> 
     elif not status:
         status = call([part.format(jobs=workers) for part in suite.command], shown=shown)
         result.passed = 1 - bool(status)
-    if status == UNAVAILABLE and not REQUIRE_ALL:
+    if status == OUT_OF_TIME:
+        result.status, result.why = "not run", NO_TIME
+    elif status == UNAVAILABLE and not REQUIRE_ALL:
         result.status, result.why = "not run", _tail(log, 1).strip()
     elif status not in (0, FAILED_TESTS) or bool(status) != bool(result.failed) or not (result.passed or result.failed):
-        result.failed[suite.name] = f"exit status {status}\n{_tail(log)}"
+        shown_lines = HANG_LINES if status == TIMED_OUT else 60
+        result.failed[suite.name] = f"exit status {status}\n{_tail(log, shown_lines)}"
     else:
         result.status = "passed"
         for reason in result.skipped if REQUIRE_ALL else ():
