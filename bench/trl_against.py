@@ -56,9 +56,9 @@ def worker(source: Path) -> None:
     import errata_trainer
     from errata_server.process import ServerProcess
     from errata_trainer import DpoPair
+    from errata_trainer.episodes.tools import of_spec
     from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
     from errata_trainer.tiny import tiny_model, tiny_tokenizer
-    from errata_trainer.tools import of_spec
     from tests.environments.shelf import SPEC
 
     if not Path(errata_trainer.__file__).is_relative_to(source):

@@ -37,9 +37,9 @@ from scripted import Scripted, call, config  # noqa: E402
 
 from errata_server.process import ServerProcess  # noqa: E402
 from errata_trainer import DpoPair  # noqa: E402
+from errata_trainer.episodes.tools import of_spec  # noqa: E402
 from errata_trainer.recipes.trl import ParallelTools, ThreeChannelGRPOTrainer, environment_factory  # noqa: E402
 from errata_trainer.tiny import tiny_model, tiny_tokenizer  # noqa: E402
-from errata_trainer.tools import of_spec  # noqa: E402
 from tests.environments.shelf import SPEC  # noqa: E402
 
 SMOKE = "--smoke" in sys.argv[1:]

@@ -30,10 +30,10 @@ from trl import GRPOConfig
 
 from errata_client import Episodes
 from errata_trainer.counterfactual import CounterfactualCheck
+from errata_trainer.episodes.tools import published
 from errata_trainer.presets import PRESETS, preset
 from errata_trainer.recipes.trl import TeacherPairs, ThreeChannelGRPOTrainer, dataset, environment_factory
 from errata_trainer.teachers import AnswerCache, Budget, Prompter, TeacherPool
-from errata_trainer.tools import published
 
 
 def main(arguments: Sequence[str] | None = None) -> ThreeChannelGRPOTrainer:

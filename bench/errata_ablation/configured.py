@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from errata_protocol.errors import InvalidRequest
 from errata_trainer.driver import PairSource
+from errata_trainer.episodes.tools import PlayedEnvironment, of_spec
 from errata_trainer.recipes.trl import environment_factory
-from errata_trainer.tools import PlayedEnvironment, of_spec
 
 from .serving import served
 

@@ -15,7 +15,7 @@ from transformers import Qwen3ForCausalLM
 
 from errata_trainer.action_tokens import action_ids
 from errata_trainer.batch import Transcripts
-from errata_trainer.playing import EpisodeRunner
+from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.rollout import DpoPair, Rollout
 from errata_trainer.teachers import vote

@@ -178,7 +178,7 @@ class Memo:
 
 
 class RememberedSession:
-    """A session of a `Memo`; it implements `errata_trainer.playing.Session`.
+    """A session of a `Memo`; it implements `errata_trainer.episodes.playing.Session`.
 
     Args:
         memo: The recorded answers.

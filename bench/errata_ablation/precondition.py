@@ -16,8 +16,8 @@ from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
 from errata_trainer.counterfactual import calls_of
+from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.hints import FailedTurn, HintRenderer, TemplateHinter
-from errata_trainer.playing import EpisodeRunner
 from errata_trainer.rollout import Call, Rollout, Turn
 
 from .boxes import KEYS, Boxes

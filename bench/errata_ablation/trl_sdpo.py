@@ -28,8 +28,8 @@ from datasets import Dataset
 from transformers import PrinterCallback
 from trl import GRPOConfig
 
+from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.hints import TemplateHinter
-from errata_trainer.playing import EpisodeRunner
 
 from .controlled import COPIES, BoxesSubject
 from .plan import Arm, Plan

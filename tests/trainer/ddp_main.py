@@ -22,9 +22,9 @@ from datasets import Dataset
 from scripted import Scripted, call, config
 
 from errata_trainer import DpoPair
+from errata_trainer.episodes.tools import of_spec
 from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
-from errata_trainer.tools import of_spec
 from tests.environments.shelf import SPEC
 
 ROWS = [

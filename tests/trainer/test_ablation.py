@@ -38,11 +38,11 @@ from errata_protocol.errors import InvalidRequest
 from errata_protocol.rollouts import ErrorMarker
 from errata_server.process import ServerProcess
 from errata_trainer import Call, DpoPair, Rollout, Turn
+from errata_trainer.episodes.playing import EpisodeRunner
+from errata_trainer.episodes.tools import of_spec, published
 from errata_trainer.hints import TemplateHinter
-from errata_trainer.playing import EpisodeRunner
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
-from errata_trainer.tools import of_spec, published
 from tests.environments.shelf import SPEC
 
 TEXTS = [call("read", path="green"), "the word is owl no file", "Find it. One of red, green, blue holds a word."]

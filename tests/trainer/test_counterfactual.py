@@ -11,8 +11,8 @@ from errata_client import Episodes, ErrataClient
 from errata_protocol.errors import NotSupported
 from errata_server.process import ServerProcess
 from errata_trainer.counterfactual import CounterfactualCheck, Question
-from errata_trainer.playing import EpisodeRunner
-from errata_trainer.tools import of_spec
+from errata_trainer.episodes.playing import EpisodeRunner
+from errata_trainer.episodes.tools import of_spec
 from tests.environments.shelf import SPEC
 
 SHELF = of_spec(SPEC)

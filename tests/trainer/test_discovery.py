@@ -20,10 +20,10 @@ from transformers.utils import get_json_schema
 from errata_protocol.errors import ErrataError, InvalidRequest, ServiceError
 from errata_protocol.markers import ErrorMarkers
 from errata_server.process import ServerProcess
-from errata_trainer.argument_schemas import MAX_ARGUMENTS, MAX_NODES
-from errata_trainer.discovery import MAX_ANSWER, MAX_TOOLS, discovered, shown_text, tool_text
+from errata_trainer.episodes.argument_schemas import MAX_ARGUMENTS, MAX_NODES
+from errata_trainer.episodes.discovery import MAX_ANSWER, MAX_TOOLS, discovered, shown_text, tool_text
+from errata_trainer.episodes.tools import PlayedEnvironment, Tool, step_tool
 from errata_trainer.recipes.trl import environment_factory
-from errata_trainer.tools import PlayedEnvironment, Tool, step_tool
 
 pytestmark = pytest.mark.training
 

@@ -18,11 +18,11 @@ from errata_protocol.errors import ErrataError
 from errata_server.process import ServerProcess
 from errata_trainer.channels import schedules
 from errata_trainer.counterfactual import CounterfactualCheck
+from errata_trainer.episodes.tools import of_spec, step_tool
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.presets import preset
 from errata_trainer.recipes.trl import ChannelSettings, EpisodeEnvironment, environment_factory
 from errata_trainer.teachers.endpoint import Endpoint
-from errata_trainer.tools import of_spec, step_tool
 from terminal_env import TerminalEnv
 from tests.environments.shelf import SPEC, ShelfAction
 

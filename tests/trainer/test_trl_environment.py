@@ -13,10 +13,10 @@ from trl import GRPOTrainer
 
 from errata_protocol.errors import InvalidRequest
 from errata_server.process import ServerProcess
-from errata_trainer.playing import EpisodeRunner
+from errata_trainer.episodes.playing import EpisodeRunner
+from errata_trainer.episodes.tools import PlayedEnvironment, of_spec
 from errata_trainer.recipes.trl import ParallelTools, environment_factory
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
-from errata_trainer.tools import PlayedEnvironment, of_spec
 from terminal_env import SPEC as TERMINAL
 from tests.environments.shelf import SPEC, TOGETHER
 

@@ -14,10 +14,10 @@ from scripted import Scripted, call, config
 
 from errata_protocol.errors import ServiceError
 from errata_server.process import ServerProcess
+from errata_trainer.episodes.tools import of_spec
 from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.recipes.trl.trainer import LOST_BATCHES
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
-from errata_trainer.tools import of_spec
 from tests.environments.shelf import SPEC
 
 pytestmark = pytest.mark.training

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from errata_server.process import ServerProcess
+from errata_trainer.episodes.tools import PlayedEnvironment, Tool
 from errata_trainer.recipes.trl import environment_factory
-from errata_trainer.tools import PlayedEnvironment, Tool
 
 pytestmark = pytest.mark.training
 

@@ -22,10 +22,10 @@ from errata_trainer import Call, Rollout, Turn
 from errata_trainer.action_tokens import action_ids
 from errata_trainer.batch import Transcripts
 from errata_trainer.channels.pairs import StaleReference
+from errata_trainer.episodes.tools import of_spec
 from errata_trainer.recipes.trl import ChannelSettings, TeacherPairs, ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.teachers import Answer, Budget, FakeTeacher, Prompt, Prompter, RawCall, Spend, TeacherPool
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
-from errata_trainer.tools import of_spec
 from tests.environments.shelf import SPEC
 
 pytestmark = pytest.mark.training

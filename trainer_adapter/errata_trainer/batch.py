@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .playing import EpisodeRunner
+from .episodes.playing import EpisodeRunner
 from .rollout import Rollout
 from .transcript import build_rollout
 

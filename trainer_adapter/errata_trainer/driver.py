@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from .batch import Transcripts, rollouts_of
 from .channels.pairs import placed
 from .channels.prm import turn_scores
+from .episodes.playing import EpisodeRunner
 from .metrics import Metrics
-from .playing import EpisodeRunner
 from .rollout import DpoPair, Rollout, SdpoItem
 from .sites import OUTCOMES, Sample, Sites
 from .transcript import unmarked_errors

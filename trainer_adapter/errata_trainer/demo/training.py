@@ -17,11 +17,11 @@ from errata_client import Episodes
 from errata_server.process import ServerProcess
 
 from ..counterfactual import CounterfactualCheck
+from ..episodes.tools import PlayedEnvironment, published
 from ..hints import FailedTurn, Hint, Hinter, TemplateHinter
 from ..recipes.trl import TeacherPairs, ThreeChannelGRPOTrainer, environment_factory
 from ..rollout import DpoPair
 from ..teachers import FakeTeacher, Prompter, TeacherPool
-from ..tools import PlayedEnvironment, published
 from . import script, warm_up
 
 LENGTH = 480

@@ -17,13 +17,13 @@ from transformers.utils import get_json_schema
 from errata_client import ErrataClient
 from errata_protocol.errors import ServiceError
 
+from ..episodes.playing import EpisodeRunner, Session
+from ..episodes.tools import PlayedEnvironment, published
 from ..hints import HintRenderer, TemplateHinter
-from ..playing import EpisodeRunner, Session
 from ..recipes.trl import environment_factory
 from ..rollout import Rollout
 from ..sites import Sites
 from ..tiny import END, tiny_model, tiny_tokenizer
-from ..tools import PlayedEnvironment, published
 from ..transcript import build_rollout
 from . import script
 

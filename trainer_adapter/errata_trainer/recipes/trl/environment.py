@@ -16,9 +16,9 @@ from typing import Any, Literal, Optional
 from errata_client import ErrataClient
 from errata_protocol.errors import InvalidRequest
 
-from ...discovery import discovered
-from ...playing import EpisodeRunner
-from ...tools import PlayedEnvironment, Tool, is_published, published
+from ...episodes.discovery import discovered
+from ...episodes.playing import EpisodeRunner
+from ...episodes.tools import PlayedEnvironment, Tool, is_published, published
 
 _HINTS: dict[str, Any] = {
     "string": str,

@@ -31,9 +31,9 @@ from ...completions import EID, Marked, completion_table, described, marked_turn
 from ...counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
 from ...distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
 from ...driver import ChannelDriver, PairSource
+from ...episodes.playing import EpisodeRunner, worth_a_look
 from ...hints import Hinter, HintRenderer, TemplateHinter
 from ...metrics import Metrics
-from ...playing import EpisodeRunner, worth_a_look
 from ...preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, Preferences, rejected_here
 from ...progress import health
 from ...rollout import DpoPair, Rollout
