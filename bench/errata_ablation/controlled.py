@@ -17,7 +17,7 @@ from errata_trainer.action_tokens import action_ids
 from errata_trainer.batch import Transcripts
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.recipes.trl import environment_factory
-from errata_trainer.rollout import DpoPair, Rollout
+from errata_trainer.rollouts.rollout import DpoPair, Rollout
 from errata_trainer.teachers import vote
 
 from .boxes import KEYS, Boxes

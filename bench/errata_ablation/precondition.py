@@ -18,7 +18,7 @@ from errata_protocol.errors import ServiceError
 from errata_trainer.counterfactual import calls_of
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.hints import FailedTurn, HintRenderer, TemplateHinter
-from errata_trainer.rollout import Call, Rollout, Turn
+from errata_trainer.rollouts.rollout import Call, Rollout, Turn
 
 from .boxes import KEYS, Boxes
 from .controlled import BoxesSubject

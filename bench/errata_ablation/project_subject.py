@@ -21,7 +21,7 @@ from errata_trainer.counterfactual import calls_of
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.recipes.trl import environment_factory
-from errata_trainer.rollout import DpoPair, Rollout
+from errata_trainer.rollouts.rollout import DpoPair, Rollout
 from errata_trainer.teachers import vote
 from errata_trainer.tiny import END, START
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from errata_protocol.detect import detect
 from errata_protocol.rollouts import ErrorMarker
 from errata_trainer.hints import FailedTurn, TemplateHinter
-from errata_trainer.rollout import Call, Rollout, Turn
+from errata_trainer.rollouts.rollout import Call, Rollout, Turn
 
 from .task_files import TASK_TOML
 

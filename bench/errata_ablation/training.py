@@ -20,7 +20,7 @@ from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.driver import PairSource
 from errata_trainer.hints import FailedTurn, Hint, TemplateHinter
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer
-from errata_trainer.rollout import Rollout
+from errata_trainer.rollouts.rollout import Rollout
 from errata_trainer.sites import observation_of
 
 from .plan import Arm, Plan

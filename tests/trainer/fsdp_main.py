@@ -32,7 +32,7 @@ from errata_trainer.channels.splicing import splice
 from errata_trainer.distillation import ITEMS, PROMPT_LENGTHS, Distillation
 from errata_trainer.preferences import OWN, PAIRS, Preferences, rejected_here
 from errata_trainer.recipes.trl.ema import TeacherCopy, frozen_copy
-from errata_trainer.rollout import DpoPair, SdpoItem
+from errata_trainer.rollouts.rollout import DpoPair, SdpoItem
 
 WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 ROWS, STEPS = 4, 20

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from errata_protocol.markers import ErrorSite
 from errata_protocol.rollouts import ErrorMarker
 from errata_trainer import Call, DpoPair, Rollout, SdpoItem, Turn, read_records, write_records
-from errata_trainer.record_files import Record, from_json, to_json
+from errata_trainer.rollouts.record_files import Record, from_json, to_json
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
 TEXT = st.text(max_size=8)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from errata_protocol.rollouts import ErrorMarker, RolloutTurn
 from errata_trainer import Delivery, Rollout, build_rollout, deliveries_of
-from errata_trainer.transcript import MALFORMED, trainer_error, unmarked_errors
+from errata_trainer.rollouts.transcript import MALFORMED, trainer_error, unmarked_errors
 
 END = 9
 TOOLS = [

@@ -27,7 +27,7 @@ from errata_trainer.channels.sampled import sampled_token_loss_from_logprobs
 from errata_trainer.channels.sdpo import Divergence
 from errata_trainer.distillation import ITEMS, PROMPT_LENGTHS, Distillation
 from errata_trainer.recipes.trl import ChannelSettings
-from errata_trainer.rollout import SdpoItem
+from errata_trainer.rollouts.rollout import SdpoItem
 from errata_trainer.tiny import tiny_tokenizer
 
 pytestmark = pytest.mark.training

@@ -12,10 +12,10 @@ trainer.
     recipes                                 one package for each trainer
 """
 
-from .deliveries import Delivery, call_of, deliveries_of
-from .record_files import read_records, write_records
-from .rollout import Call, DpoPair, Rollout, SdpoItem, Turn, state_of_turns
-from .transcript import build_rollout
+from .rollouts.deliveries import Delivery, call_of, deliveries_of
+from .rollouts.record_files import read_records, write_records
+from .rollouts.rollout import Call, DpoPair, Rollout, SdpoItem, Turn, state_of_turns
+from .rollouts.transcript import build_rollout
 
 __all__ = [
     "Call",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .episodes.playing import EpisodeRunner
-from .rollout import Rollout
-from .transcript import build_rollout
+from .rollouts.rollout import Rollout
+from .rollouts.transcript import build_rollout
 
 log = logging.getLogger("errata.trainer")
 

@@ -21,7 +21,7 @@ from .channels.forward import Captured, capture_hidden, frozen_states
 from .channels.guard import DivergenceGuard
 from .channels.heads import OutputHead, output_head
 from .channels.sdpo import Divergence, importance_weights
-from .rollout import SdpoItem
+from .rollouts.rollout import SdpoItem
 
 ITEMS, TOKENS = "sdpo_items", "sdpo_tokens"
 """Keys of a batch: for each row a tuple of `SdpoItem`, and how many target tokens all ranks' generation batch has."""

@@ -21,9 +21,9 @@ from .channels.pairs import placed
 from .channels.prm import turn_scores
 from .episodes.playing import EpisodeRunner
 from .metrics import Metrics
-from .rollout import DpoPair, Rollout, SdpoItem
+from .rollouts.rollout import DpoPair, Rollout, SdpoItem
+from .rollouts.transcript import unmarked_errors
 from .sites import OUTCOMES, Sample, Sites
-from .transcript import unmarked_errors
 
 Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]
 """Returns new pairs with the log-probabilities of the reference."""

@@ -18,7 +18,7 @@ from .channels.forward import Captured, capture_hidden, collective, frozen_state
 from .channels.heads import OutputHead, output_head
 from .channels.pairs import PairRows, action_rows
 from .distillation import PROMPT_LENGTHS
-from .rollout import DpoPair, Rollout
+from .rollouts.rollout import DpoPair, Rollout
 
 PAIRS, PAIR_COUNT = "dpo_pairs", "dpo_pair_count"
 """Keys of a batch: for each row a tuple of `DpoPair`, and how many all ranks' generation batch has."""

@@ -13,7 +13,7 @@ from .channels.splicing import DoesNotFit, splice
 from .counterfactual import Calls, CounterfactualCheck, Question, Verdict
 from .episodes.playing import EpisodeRunner
 from .hints import Attempt, BatchHinter, FailedTurn, Hint, Hinter, HintRenderer, key_of, write_hints
-from .rollout import Rollout, SdpoItem, state_of_turns
+from .rollouts.rollout import Rollout, SdpoItem, state_of_turns
 
 log = logging.getLogger("errata.trainer")
 

@@ -18,7 +18,7 @@ from .channels.arguments import not_negative
 from .channels.pairs import PairBuffer, trainable_pairs
 from .channels.prm import scores_of_voted_turns
 from .episodes.playing import EpisodeRunner
-from .rollout import DpoPair, Rollout
+from .rollouts.rollout import DpoPair, Rollout
 from .teachers import Action, Ask, Ballot, Batch, Spend, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
 from .teachers.states import Policy
 

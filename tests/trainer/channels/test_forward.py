@@ -32,7 +32,7 @@ from errata_trainer.channels.heads import backbone, output_head
 from errata_trainer.channels.pairs import pair_rows
 from errata_trainer.channels.sdpo import Divergence
 from errata_trainer.channels.splicing import splice
-from errata_trainer.rollout import DpoPair
+from errata_trainer.rollouts.rollout import DpoPair
 
 MODEL = toy("qwen3")
 

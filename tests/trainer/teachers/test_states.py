@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from errata_protocol.rollouts import ErrorMarker
 from errata_trainer import Call, Rollout, Turn, state_of_turns
+from errata_trainer.rollouts.transcript import MALFORMED
 from errata_trainer.teachers import Action, ask_of, choose, surprisal
-from errata_trainer.transcript import MALFORMED
 
 ERROR = ErrorMarker(error_kind="path_not_found", severity="error")
 WARNING = ErrorMarker(error_kind="output_truncated", severity="warning")

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from ..rollout import DpoPair, Rollout
+from ..rollouts.rollout import DpoPair, Rollout
 
 SkipReason = Literal["equal", "empty", "too_long"]
 

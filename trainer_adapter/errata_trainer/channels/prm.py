@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from ..rollout import Rollout, state_of_turns
+from ..rollouts.rollout import Rollout, state_of_turns
 from .arguments import not_negative, positive, shaped, upper_bound
 
 Scores = Mapping[tuple[str, int], float] | Mapping[tuple[str, int, int], float]

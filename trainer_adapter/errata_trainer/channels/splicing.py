@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..rollout import Rollout, SdpoItem, Turn
+from ..rollouts.rollout import Rollout, SdpoItem, Turn
 
 
 class DoesNotFit(ValueError):

@@ -20,7 +20,7 @@ from ..counterfactual import CounterfactualCheck
 from ..episodes.tools import PlayedEnvironment, published
 from ..hints import FailedTurn, Hint, Hinter, TemplateHinter
 from ..recipes.trl import TeacherPairs, ThreeChannelGRPOTrainer, environment_factory
-from ..rollout import DpoPair
+from ..rollouts.rollout import DpoPair
 from ..teachers import FakeTeacher, Prompter, TeacherPool
 from . import script, warm_up
 

@@ -21,10 +21,10 @@ from ..episodes.playing import EpisodeRunner, Session
 from ..episodes.tools import PlayedEnvironment, published
 from ..hints import HintRenderer, TemplateHinter
 from ..recipes.trl import environment_factory
-from ..rollout import Rollout
+from ..rollouts.rollout import Rollout
+from ..rollouts.transcript import build_rollout
 from ..sites import Sites
 from ..tiny import END, tiny_model, tiny_tokenizer
-from ..transcript import build_rollout
 from . import script
 
 BATCH, RATE = 3, 1e-2

@@ -1,1 +1,1 @@
-"""Episodes of a student: the tools of an environment as a server tells them, and the session in which they are called."""
+"""Episodes of a student: an environment's tools as its server tells them, and the session in which they are called."""

@@ -15,7 +15,7 @@ from errata_protocol.errors import CapacityReached, ErrataError, InvalidRequest
 from errata_protocol.exception_text import named_text_of
 from errata_protocol.rollouts import ErrorMarker, marker_of
 
-from ..deliveries import Delivery
+from ..rollouts.deliveries import Delivery
 from .tools import PlayedEnvironment
 
 OVER = "[the episode is over]"

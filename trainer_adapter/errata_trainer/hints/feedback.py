@@ -17,7 +17,7 @@ from typing import Any
 
 from errata_protocol.environment import default_agent_text
 
-from ..rollout import Rollout
+from ..rollouts.rollout import Rollout
 from .hint import Attempt, FailedTurn, Hint, Hinter, Source
 from .neutral import Count, approximate_tokens, neutral
 from .pack import key_of

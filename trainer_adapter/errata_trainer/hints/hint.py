@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from errata_protocol.rollouts import ErrorMarker
 
-from ..rollout import Call, Rollout, Turn
+from ..rollouts.rollout import Call, Rollout, Turn
 
 Source = Literal["template", "model", "demonstration", "feedback"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from errata_protocol.markers import HINT_TEMPLATE_KEYS
 
-from ..transcript import MALFORMED_KEY
+from ..rollouts.transcript import MALFORMED_KEY
 from .neutral import Count, approximate_tokens, neutral
 from .pack import FRAME, HintPack, slots_in
 from .slots import SLOTS

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..rollout import Call
+from ..rollouts.rollout import Call
 from .shell import Unreadable, canonical_shell, normal_path
 from .tool_schema import Schema
 

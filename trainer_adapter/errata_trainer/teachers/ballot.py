@@ -10,7 +10,7 @@ from typing import Any
 
 from errata_protocol.replay import RewardPost
 
-from ..rollout import Turn
+from ..rollouts.rollout import Turn
 from .actions import Action, KeyedAction
 from .votes import Vote
 

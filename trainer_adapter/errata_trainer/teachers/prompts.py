@@ -15,7 +15,7 @@ from typing import Any
 from errata_protocol.environment import default_agent_text
 from errata_protocol.replay import StateAt, observation_of
 
-from ..rollout import Call, Turn
+from ..rollouts.rollout import Call, Turn
 from .teacher import Prompt
 
 PROMPT_VERSION = "1"

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ..rollout import Rollout, Turn, state_of_turns
-from ..transcript import MALFORMED
+from ..rollouts.rollout import Rollout, Turn, state_of_turns
+from ..rollouts.transcript import MALFORMED
 from .actions import Action
 from .ballot import Ask
 

@@ -36,10 +36,10 @@ from ...hints import Hinter, HintRenderer, TemplateHinter
 from ...metrics import Metrics
 from ...preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, Preferences, rejected_here
 from ...progress import health
-from ...rollout import DpoPair, Rollout
+from ...rollouts.rollout import DpoPair, Rollout
+from ...rollouts.transcript import tool_call_opening
 from ...settings import ChannelSettings
 from ...sites import Sites
-from ...transcript import tool_call_opening
 from ...watch import Watch
 from .ema import (
     TeacherAdapter,
