@@ -13,7 +13,7 @@ from rich.console import Console
 from test_trl_channels import NO_SITE, TEXTS, TWO_SITES, made, scripts
 
 from errata_server.process import ServerProcess
-from errata_trainer.completions import FAILED, completion_table, conversation, described
+from errata_trainer.monitoring.completions import FAILED, completion_table, conversation, described
 from errata_trainer.tiny import tiny_tokenizer
 
 READ = {"function": {"name": "read", "arguments": {"path": "x"}}}

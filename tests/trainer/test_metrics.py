@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from errata_trainer.driver import ChannelDriver
-from errata_trainer.metrics import Metrics
+from errata_trainer.monitoring.metrics import Metrics
 
 PARTS = [(0.5, 3), (1.5, 1), (2.0, 4), (0.0, 0)]
 """Sum and count of each of four pieces of a step."""

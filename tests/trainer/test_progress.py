@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PrinterCallback, ProgressCallback
 
-from errata_trainer.progress import progress_line
+from errata_trainer.monitoring.progress import progress_line
 from errata_trainer.recipes.trl.progress import LinePrinter, LineProgress, show_lines
 
 LOGS = {

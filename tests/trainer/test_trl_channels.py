@@ -23,10 +23,10 @@ from errata_trainer.channels.schedules import linear
 from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.episodes.tools import of_spec
 from errata_trainer.hints import FailedTurn, FeedbackHinter, Hint
+from errata_trainer.monitoring.watch import Watch
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.recipes.trl.resume import ChannelState
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
-from errata_trainer.watch import Watch
 from tests.environments.shelf import SPEC
 
 pytestmark = pytest.mark.training

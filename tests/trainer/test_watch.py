@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from errata_trainer.watch import SIGNS, Watch
+from errata_trainer.monitoring.watch import SIGNS, Watch
 
 HARM = {"rollouts/calls": (2.0, 0.4), "sdpo/divergence": (0.1, 0.5), "counterfactual/accepted": (0.8, 0.2)}
 

@@ -20,10 +20,10 @@ from .batch import Transcripts, rollouts_of
 from .channels.pairs import placed
 from .channels.prm import turn_scores
 from .episodes.playing import EpisodeRunner
-from .metrics import Metrics
+from .monitoring.metrics import OUTCOMES, Metrics
 from .rollouts.rollout import DpoPair, Rollout, SdpoItem
 from .rollouts.transcript import unmarked_errors
-from .sites import OUTCOMES, Sample, Sites
+from .sites import Sample, Sites
 
 Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]
 """Returns new pairs with the log-probabilities of the reference."""

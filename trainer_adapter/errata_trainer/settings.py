@@ -41,8 +41,8 @@ class ChannelSettings:
         max_key_share: The same for all sites of one key together.
         divergence_guard: A site whose divergence per token exceeds this many medians of the sites before it is counted
             (``sdpo/outliers``) and left out, > 1. None leaves none out.
-        lower_dose: Halve channel 2's weight each time the log shows a sign of harm (`errata_trainer.watch`). Without it
-            there is only a warning.
+        lower_dose: Halve channel 2's weight each time the log shows a sign of harm (`errata_trainer.monitoring.watch`).
+            Without it there is only a warning.
         max_teacher_length: Maximum number of tokens of the teacher's row; None is the model's maximum.
         teacher: The teacher's weights: ``live``, the student's current ones; ``ema``, a moving average of them, which
             costs a copy of the weights (under LoRA, of the adapter); ``base``, the model below the adapter (PEFT only);
@@ -75,8 +75,8 @@ class ChannelSettings:
         prm_weight: Weight of the teachers' margin at a state (-1 to 1) that is added to the advantages of the turn's
             tokens (`errata_trainer.channels.prm`), >= 0. It needs the votes on the batch itself,
             ``pairs=TeacherPairs(wait_s=...)``, and acts whether or not ``beta_replay`` is 0.
-        progress: Print one line for each logged step (`errata_trainer.progress`) instead of transformers' dictionary of
-            metrics. All metrics are in the log in either case.
+        progress: Print one line for each logged step (`errata_trainer.monitoring.progress`) instead of transformers'
+            dictionary of metrics. All metrics are in the log in either case.
         gradient_norms: Log the gradient norm of each channel, at the cost of a backward pass for each.
     """
 

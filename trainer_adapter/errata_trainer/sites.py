@@ -20,21 +20,6 @@ log = logging.getLogger("errata.trainer")
 Sample = Callable[[Sequence[Sequence[int]]], list[Calls | None]]
 """Has the student take one turn behind each context, and returns the calls it made; None where it could not."""
 
-OUTCOMES = (
-    "kept",
-    "not_better",
-    "no_hint",
-    "other_key",
-    "too_long",
-    "not_rendered",
-    "no_targets",
-    "not_spliced",
-    "beyond_max_sites",
-    "row_not_trained",
-    "not_sampled",
-)
-"""What becomes of failing turns, each counted once; those that are ``not_sampled`` are also ``kept``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Site:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
-from ...progress import progress_line
+from ...monitoring.progress import progress_line
 
 
 def _no_episode() -> str | None:

@@ -27,20 +27,20 @@ from ...channels.forward import collective, longest_row, switch_off_dropout
 from ...channels.guard import DivergenceGuard
 from ...channels.prm import shaped_advantages
 from ...channels.sdpo import Divergence
-from ...completions import EID, Marked, completion_table, described, marked_turns
 from ...counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
 from ...distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
 from ...driver import ChannelDriver, PairSource
 from ...episodes.playing import EpisodeRunner, worth_a_look
 from ...hints import Hinter, HintRenderer, TemplateHinter
-from ...metrics import Metrics
+from ...monitoring.completions import EID, Marked, completion_table, described, marked_turns
+from ...monitoring.metrics import Metrics
+from ...monitoring.progress import health
+from ...monitoring.watch import Watch
 from ...preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, Preferences, rejected_here
-from ...progress import health
 from ...rollouts.rollout import DpoPair, Rollout
 from ...rollouts.transcript import tool_call_opening
 from ...settings import ChannelSettings
 from ...sites import Sites
-from ...watch import Watch
 from .ema import (
     TeacherAdapter,
     TeacherCopy,

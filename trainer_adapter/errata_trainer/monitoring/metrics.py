@@ -10,6 +10,22 @@ Gather = Callable[[Any], list[Any]]
 """Returns an object of every rank, in order of rank, on every rank: e.g. `torch.distributed.all_gather_object`."""
 
 
+OUTCOMES = (
+    "kept",
+    "not_better",
+    "no_hint",
+    "other_key",
+    "too_long",
+    "not_rendered",
+    "no_targets",
+    "not_spliced",
+    "beyond_max_sites",
+    "row_not_trained",
+    "not_sampled",
+)
+"""What becomes of failing turns, each counted once; those that are ``not_sampled`` are also ``kept``."""
+
+
 class Metrics:
     """Collects values on one rank and combines them over ranks when they are read.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .sites import OUTCOMES
+from .metrics import OUTCOMES
 
 
 def progress_line(step: int, logs: Mapping[str, Any], most: int | None = None, eid: str | None = None) -> str:

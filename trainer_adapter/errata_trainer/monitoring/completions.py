@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .rollouts.rollout import Rollout
+from ..rollouts.rollout import Rollout
 
 FAILED = "bold black on yellow"
 """Style of a failing turn."""
