@@ -29,7 +29,7 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from errata_client import Episodes
-from errata_trainer.counterfactual import CounterfactualCheck
+from errata_trainer.assembly.counterfactual import CounterfactualCheck
 from errata_trainer.episodes.tools import published
 from errata_trainer.presets import PRESETS, preset
 from errata_trainer.recipes.trl import TeacherPairs, ThreeChannelGRPOTrainer, dataset, environment_factory

@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from errata_trainer import DpoPair, Rollout, read_records
+from errata_trainer.assembly.driver import ChannelDriver
+from errata_trainer.assembly.sites import Sites
 from errata_trainer.channels import compose, distil, dpo, forward, heads, pairs
-from errata_trainer.driver import ChannelDriver
 from errata_trainer.hints import HintRenderer, TemplateHinter
-from errata_trainer.sites import Sites
 
 
 class RecordedPairs:

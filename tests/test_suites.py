@@ -94,7 +94,7 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("compose.yaml", {"docker"}, id="compose file"),
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
         pytest.param("requirements/trainer.lock", TRAINING, id="lock of the trainer"),
-        pytest.param("trainer_adapter/errata_trainer/driver.py", {*TRAINING, *INSTALLED}, id="trainer"),
+        pytest.param("trainer_adapter/errata_trainer/assembly/driver.py", {*TRAINING, *INSTALLED}, id="trainer"),
         pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles"}, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="kit"),
         pytest.param(

@@ -13,8 +13,8 @@ from typing import Any
 from datasets import Dataset
 from transformers import Qwen3ForCausalLM
 
-from errata_trainer.action_tokens import action_ids
-from errata_trainer.batch import Transcripts
+from errata_trainer.assembly.action_tokens import action_ids
+from errata_trainer.assembly.batch import Transcripts
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.rollouts.rollout import DpoPair, Rollout

@@ -15,7 +15,7 @@ import torch
 from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
-from errata_trainer.counterfactual import calls_of
+from errata_trainer.assembly.counterfactual import calls_of
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.hints import FailedTurn, HintRenderer, TemplateHinter
 from errata_trainer.rollouts.rollout import Call, Rollout, Turn

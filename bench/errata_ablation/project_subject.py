@@ -15,9 +15,9 @@ from transformers import Qwen3ForCausalLM
 from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
-from errata_trainer.action_tokens import action_ids
-from errata_trainer.batch import Transcripts
-from errata_trainer.counterfactual import calls_of
+from errata_trainer.assembly.action_tokens import action_ids
+from errata_trainer.assembly.batch import Transcripts
+from errata_trainer.assembly.counterfactual import calls_of
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.recipes.trl import environment_factory

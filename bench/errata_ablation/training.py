@@ -15,13 +15,13 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
 from errata_protocol.errors import InvalidRequest
+from errata_trainer.assembly.counterfactual import CounterfactualCheck
+from errata_trainer.assembly.driver import PairSource
+from errata_trainer.assembly.sites import observation_of
 from errata_trainer.channels.schedules import Schedule
-from errata_trainer.counterfactual import CounterfactualCheck
-from errata_trainer.driver import PairSource
 from errata_trainer.hints import FailedTurn, Hint, TemplateHinter
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer
 from errata_trainer.rollouts.rollout import Rollout
-from errata_trainer.sites import observation_of
 
 from .plan import Arm, Plan
 from .records import Batch, Evaluation, Run

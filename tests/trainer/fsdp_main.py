@@ -26,11 +26,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from toy_models import toy
 
+from errata_trainer.assembly.distillation import ITEMS, PROMPT_LENGTHS, Distillation
+from errata_trainer.assembly.preferences import OWN, PAIRS, Preferences, rejected_here
 from errata_trainer.channels.compose import DPO, SDPO, Term, compose, global_counts
 from errata_trainer.channels.sdpo import Divergence
 from errata_trainer.channels.splicing import splice
-from errata_trainer.distillation import ITEMS, PROMPT_LENGTHS, Distillation
-from errata_trainer.preferences import OWN, PAIRS, Preferences, rejected_here
 from errata_trainer.recipes.trl.ema import TeacherCopy, frozen_copy
 from errata_trainer.rollouts.rollout import DpoPair, SdpoItem
 

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 
 from errata_trainer import Call, DpoPair, Rollout, SdpoItem, Turn
+from errata_trainer.assembly.collator import IGNORED, collate_columns, collate_dpo, collate_rollouts, collate_sdpo
 from errata_trainer.channels.sdpo import generalized_jsd_loss
 from errata_trainer.channels.splicing import splice
-from errata_trainer.collator import IGNORED, collate_columns, collate_dpo, collate_rollouts, collate_sdpo
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 
 HEADER = (8, 9)

@@ -10,7 +10,7 @@ import pytest
 from errata_client import Episodes, ErrataClient
 from errata_protocol.errors import NotSupported
 from errata_server.process import ServerProcess
-from errata_trainer.counterfactual import CounterfactualCheck, Question
+from errata_trainer.assembly.counterfactual import CounterfactualCheck, Question
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.episodes.tools import of_spec
 from tests.environments.shelf import SPEC

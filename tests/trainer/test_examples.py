@@ -21,7 +21,8 @@ from trl import GRPOConfig, GRPOTrainer
 import terminal_env
 from errata_protocol.rollouts import ErrorMarker
 from errata_server.process import ServerProcess
-from errata_trainer import Delivery, DpoPair, Rollout, build_rollout, sites, write_records
+from errata_trainer import Delivery, DpoPair, Rollout, build_rollout, write_records
+from errata_trainer.assembly import sites
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 

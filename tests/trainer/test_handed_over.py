@@ -16,8 +16,8 @@ from transformers.utils import get_json_schema
 from errata_client import Backoff, Connection, EnvPool, Episodes, ErrataClient, SyncErrataClient
 from errata_protocol.errors import ErrataError
 from errata_server.process import ServerProcess
+from errata_trainer.assembly.counterfactual import CounterfactualCheck
 from errata_trainer.channels import schedules
-from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.episodes.tools import of_spec, step_tool
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.presets import preset

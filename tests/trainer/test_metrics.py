@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from errata_trainer.driver import ChannelDriver
+from errata_trainer.assembly.driver import ChannelDriver
 from errata_trainer.monitoring.metrics import Metrics
 
 PARTS = [(0.5, 3), (1.5, 1), (2.0, 4), (0.0, 0)]

@@ -17,13 +17,13 @@ from torch.nn.functional import log_softmax
 
 from errata_server.process import ServerProcess
 from errata_trainer import Rollout, Turn
-from errata_trainer.action_tokens import ActionTokens
+from errata_trainer.assembly.action_tokens import ActionTokens
+from errata_trainer.assembly.collator import IGNORED, collate_columns, collate_sdpo
+from errata_trainer.assembly.distillation import ITEMS, PROMPT_LENGTHS, Distillation
 from errata_trainer.channels.forward import frozen_states
 from errata_trainer.channels.sampled import top_k_divergence, top_k_lists
 from errata_trainer.channels.sdpo import Divergence, generalized_jsd_loss, sampled_token_loss, sdpo_loss
 from errata_trainer.channels.splicing import splice
-from errata_trainer.collator import IGNORED, collate_columns, collate_sdpo
-from errata_trainer.distillation import ITEMS, PROMPT_LENGTHS, Distillation
 from errata_trainer.recipes.trl import ChannelSettings
 from errata_trainer.tiny import END, tiny_tokenizer
 
@@ -237,7 +237,7 @@ def test_a_real_batch_distils_its_calls_only(
 def test_the_check_takes_the_whole_turn_again_where_calls_are_compared(
     server: ServerProcess, tokenizer: Any, tmp_path: Path
 ) -> None:
-    from errata_trainer.counterfactual import CounterfactualCheck
+    from errata_trainer.assembly.counterfactual import CounterfactualCheck
 
     prose = ["word is red " + GREEN + END, call("submit", word="owl"), "done"]
     trainer = made(

@@ -10,10 +10,10 @@ import pytest
 
 from errata_protocol.rollouts import ErrorMarker
 from errata_trainer import Call, Rollout, SdpoItem, Turn
+from errata_trainer.assembly.counterfactual import CounterfactualCheck
+from errata_trainer.assembly.sites import Site, Sites, capped
 from errata_trainer.channels.guard import DivergenceGuard
-from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.hints import Attempt, FailedTurn, Hint
-from errata_trainer.sites import Site, Sites, capped
 
 KEYS = ("fs.missing", "cmd.missing", "tool.malformed")
 

@@ -19,8 +19,8 @@ from trl import GRPOTrainer
 
 from errata_server.process import ServerProcess
 from errata_trainer import DpoPair
+from errata_trainer.assembly.counterfactual import CounterfactualCheck
 from errata_trainer.channels.schedules import linear
-from errata_trainer.counterfactual import CounterfactualCheck
 from errata_trainer.episodes.tools import of_spec
 from errata_trainer.hints import FailedTurn, FeedbackHinter, Hint
 from errata_trainer.monitoring.watch import Watch
@@ -398,8 +398,8 @@ def test_the_channels_wait_for_no_device_in_a_micro_batch(
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from errata_trainer.distillation import Distillation
-    from errata_trainer.preferences import Preferences
+    from errata_trainer.assembly.distillation import Distillation
+    from errata_trainer.assembly.preferences import Preferences
 
     reads: list[str] = []
 
@@ -647,7 +647,7 @@ def test_a_multimodal_models_length_is_that_of_its_text_model() -> None:
 def test_a_rollout_that_cannot_be_read_is_counted_and_the_others_train(
     server: ServerProcess, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from errata_trainer import batch as module
+    from errata_trainer.assembly import batch as module
 
     build, calls = module.build_rollout, []
 

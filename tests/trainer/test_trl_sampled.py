@@ -23,9 +23,9 @@ from test_trl_channels import (
 from torch.nn.functional import log_softmax
 
 from errata_server.process import ServerProcess
+from errata_trainer.assembly.distillation import ITEMS, PROMPT_LENGTHS, Distillation
 from errata_trainer.channels.sampled import sampled_token_loss_from_logprobs
 from errata_trainer.channels.sdpo import Divergence
-from errata_trainer.distillation import ITEMS, PROMPT_LENGTHS, Distillation
 from errata_trainer.recipes.trl import ChannelSettings
 from errata_trainer.rollouts.rollout import SdpoItem
 from errata_trainer.tiny import tiny_tokenizer

@@ -19,8 +19,8 @@ from errata_client import Episodes
 from errata_protocol.rollouts import ErrorMarker
 from errata_server.process import ServerProcess
 from errata_trainer import Call, Rollout, Turn
-from errata_trainer.action_tokens import action_ids
-from errata_trainer.batch import Transcripts
+from errata_trainer.assembly.action_tokens import action_ids
+from errata_trainer.assembly.batch import Transcripts
 from errata_trainer.channels.pairs import StaleReference
 from errata_trainer.episodes.tools import of_spec
 from errata_trainer.recipes.trl import ChannelSettings, TeacherPairs, ThreeChannelGRPOTrainer, environment_factory

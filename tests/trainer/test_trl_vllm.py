@@ -18,7 +18,7 @@ from trl.trainer import grpo_trainer
 
 from errata_server.process import ServerProcess
 from errata_trainer import DpoPair
-from errata_trainer.counterfactual import CounterfactualCheck
+from errata_trainer.assembly.counterfactual import CounterfactualCheck
 from errata_trainer.episodes.tools import of_spec
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer

@@ -11,7 +11,7 @@ import torch
 from scripted import Scripted, call, config
 
 from errata_client import Episodes
-from errata_trainer.counterfactual import CounterfactualCheck
+from errata_trainer.assembly.counterfactual import CounterfactualCheck
 from errata_trainer.recipes.trl import (
     ChannelSettings,
     TeacherPairs,

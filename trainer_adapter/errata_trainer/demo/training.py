@@ -16,7 +16,7 @@ from trl import GRPOConfig
 from errata_client import Episodes
 from errata_server.process import ServerProcess
 
-from ..counterfactual import CounterfactualCheck
+from ..assembly.counterfactual import CounterfactualCheck
 from ..episodes.tools import PlayedEnvironment, published
 from ..hints import FailedTurn, Hint, Hinter, TemplateHinter
 from ..recipes.trl import TeacherPairs, ThreeChannelGRPOTrainer, environment_factory

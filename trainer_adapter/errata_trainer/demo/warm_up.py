@@ -17,13 +17,13 @@ from transformers.utils import get_json_schema
 from errata_client import ErrataClient
 from errata_protocol.errors import ServiceError
 
+from ..assembly.sites import Sites
 from ..episodes.playing import EpisodeRunner, Session
 from ..episodes.tools import PlayedEnvironment, published
 from ..hints import HintRenderer, TemplateHinter
 from ..recipes.trl import environment_factory
 from ..rollouts.rollout import Rollout
 from ..rollouts.transcript import build_rollout
-from ..sites import Sites
 from ..tiny import END, tiny_model, tiny_tokenizer
 from . import script
 

@@ -1,7 +1,7 @@
 """Errata in TRL's `GRPOTrainer`."""
 
+from ...assembly.teacher_pairs import TeacherPairs
 from ...settings import ChannelSettings
-from ...teacher_pairs import TeacherPairs
 from .dataset import EvaluationSplitWarning, dataset
 from .environment import EpisodeEnvironment, environment_factory
 from .parallel_tools import ParallelTools

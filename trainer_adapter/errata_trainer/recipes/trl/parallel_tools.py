@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from ...batch import Transcripts
+from ...assembly.batch import Transcripts
 
 THREADS = 64
 """Rollouts whose tools are at work at once."""

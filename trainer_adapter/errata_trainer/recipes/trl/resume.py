@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from transformers import TrainerCallback
 
-from ...teacher_pairs import of_this_process
+from ...assembly.teacher_pairs import of_this_process
 
 log = logging.getLogger("errata.trainer")
 

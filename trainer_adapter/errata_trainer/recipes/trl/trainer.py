@@ -21,26 +21,26 @@ from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
 
-from ...action_tokens import ActionTokens
+from ...assembly.action_tokens import ActionTokens
+from ...assembly.counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
+from ...assembly.distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
+from ...assembly.driver import ChannelDriver, PairSource
+from ...assembly.preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, Preferences, rejected_here
+from ...assembly.sites import Sites
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
 from ...channels.forward import collective, longest_row, switch_off_dropout
 from ...channels.guard import DivergenceGuard
 from ...channels.prm import shaped_advantages
 from ...channels.sdpo import Divergence
-from ...counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
-from ...distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
-from ...driver import ChannelDriver, PairSource
 from ...episodes.playing import EpisodeRunner, worth_a_look
 from ...hints import Hinter, HintRenderer, TemplateHinter
 from ...monitoring.completions import EID, Marked, completion_table, described, marked_turns
 from ...monitoring.metrics import Metrics
 from ...monitoring.progress import health
 from ...monitoring.watch import Watch
-from ...preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, Preferences, rejected_here
 from ...rollouts.rollout import DpoPair, Rollout
 from ...rollouts.transcript import tool_call_opening
 from ...settings import ChannelSettings
-from ...sites import Sites
 from .ema import (
     TeacherAdapter,
     TeacherCopy,

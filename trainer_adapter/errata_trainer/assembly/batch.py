@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .episodes.playing import EpisodeRunner
-from .rollouts.rollout import Rollout
-from .rollouts.transcript import build_rollout
+from ..episodes.playing import EpisodeRunner
+from ..rollouts.rollout import Rollout
+from ..rollouts.transcript import build_rollout
 
 log = logging.getLogger("errata.trainer")
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from .channels.splicing import DoesNotFit, splice
+from ..channels.splicing import DoesNotFit, splice
+from ..episodes.playing import EpisodeRunner
+from ..hints import Attempt, BatchHinter, FailedTurn, Hint, Hinter, HintRenderer, key_of, write_hints
+from ..rollouts.rollout import Rollout, SdpoItem, state_of_turns
 from .counterfactual import Calls, CounterfactualCheck, Question, Verdict
-from .episodes.playing import EpisodeRunner
-from .hints import Attempt, BatchHinter, FailedTurn, Hint, Hinter, HintRenderer, key_of, write_hints
-from .rollouts.rollout import Rollout, SdpoItem, state_of_turns
 
 log = logging.getLogger("errata.trainer")
 

@@ -15,13 +15,13 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from .channels.arguments import upper_bound
-from .channels.distil import DistilMetrics, action_logprobs, distil
-from .channels.forward import Captured, capture_hidden, frozen_states
-from .channels.guard import DivergenceGuard
-from .channels.heads import OutputHead, output_head
-from .channels.sdpo import Divergence, importance_weights
-from .rollouts.rollout import SdpoItem
+from ..channels.arguments import upper_bound
+from ..channels.distil import DistilMetrics, action_logprobs, distil
+from ..channels.forward import Captured, capture_hidden, frozen_states
+from ..channels.guard import DivergenceGuard
+from ..channels.heads import OutputHead, output_head
+from ..channels.sdpo import Divergence, importance_weights
+from ..rollouts.rollout import SdpoItem
 
 ITEMS, TOKENS = "sdpo_items", "sdpo_tokens"
 """Keys of a batch: for each row a tuple of `SdpoItem`, and how many target tokens all ranks' generation batch has."""

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ..channels.pairs import placed
+from ..channels.prm import turn_scores
+from ..episodes.playing import EpisodeRunner
+from ..monitoring.metrics import OUTCOMES, Metrics
+from ..rollouts.rollout import DpoPair, Rollout, SdpoItem
+from ..rollouts.transcript import unmarked_errors
 from .batch import Transcripts, rollouts_of
-from .channels.pairs import placed
-from .channels.prm import turn_scores
-from .episodes.playing import EpisodeRunner
-from .monitoring.metrics import OUTCOMES, Metrics
-from .rollouts.rollout import DpoPair, Rollout, SdpoItem
-from .rollouts.transcript import unmarked_errors
 from .sites import Sample, Sites
 
 Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]

@@ -20,7 +20,7 @@ from errata_client.sync import run_blocking
 from errata_protocol.errors import ErrataError, NotSupported
 from errata_protocol.replay import RewardPost
 
-from .episodes.playing import EpisodeRunner
+from ..episodes.playing import EpisodeRunner
 
 SOURCE = "counterfactual"
 """The source of rewards that verdicts are posted as."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .hints import ChatTokenizer
+from ..hints import ChatTokenizer
 
 _BEFORE = [{"role": "user", "content": "dummy"}]
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .channels.arguments import not_negative
-from .channels.distil import action_logprobs
-from .channels.dpo import LossType, chosen_nll, dpo_losses, dpo_metrics, segment_sums
-from .channels.forward import Captured, capture_hidden, collective, frozen_states, trained_states
-from .channels.heads import OutputHead, output_head
-from .channels.pairs import PairRows, action_rows
+from ..channels.arguments import not_negative
+from ..channels.distil import action_logprobs
+from ..channels.dpo import LossType, chosen_nll, dpo_losses, dpo_metrics, segment_sums
+from ..channels.forward import Captured, capture_hidden, collective, frozen_states, trained_states
+from ..channels.heads import OutputHead, output_head
+from ..channels.pairs import PairRows, action_rows
+from ..rollouts.rollout import DpoPair, Rollout
 from .distillation import PROMPT_LENGTHS
-from .rollouts.rollout import DpoPair, Rollout
 
 PAIRS, PAIR_COUNT = "dpo_pairs", "dpo_pair_count"
 """Keys of a batch: for each row a tuple of `DpoPair`, and how many all ranks' generation batch has."""

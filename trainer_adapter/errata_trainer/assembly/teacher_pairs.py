@@ -11,16 +11,16 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from . import launch
+from .. import launch
+from ..channels.arguments import not_negative
+from ..channels.pairs import PairBuffer, trainable_pairs
+from ..channels.prm import scores_of_voted_turns
+from ..episodes.playing import EpisodeRunner
+from ..rollouts.rollout import DpoPair, Rollout
+from ..teachers import Action, Ask, Ballot, Batch, Spend, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
+from ..teachers.states import Policy
 from .action_tokens import ActionTokens
 from .batch import Transcripts
-from .channels.arguments import not_negative
-from .channels.pairs import PairBuffer, trainable_pairs
-from .channels.prm import scores_of_voted_turns
-from .episodes.playing import EpisodeRunner
-from .rollouts.rollout import DpoPair, Rollout
-from .teachers import Action, Ask, Ballot, Batch, Spend, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
-from .teachers.states import Policy
 
 log = logging.getLogger("errata.trainer")
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .channels.splicing import check_alignment
-from .rollouts.rollout import DpoPair, Rollout, SdpoItem, state_of_turns
+from ..channels.splicing import check_alignment
+from ..rollouts.rollout import DpoPair, Rollout, SdpoItem, state_of_turns
 
 IGNORED = -100
 """Label of a position that does not count, as in PyTorch's losses."""
