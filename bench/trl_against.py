@@ -64,7 +64,9 @@ def worker(source: Path) -> None:
     if not Path(errata_trainer.__file__).is_relative_to(source):
         sys.exit(f"{errata_trainer.__file__} is not of {source}")
 
-    class Pairs:
+    class Pairs:  # older trees have no base for it
+        nll, margins, waits, needs_logprobs = 0.0, None, False, False
+
         def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
             self.chosen = tuple(tokenizer.encode(call("read", path="red") + "<|im_end|>", add_special_tokens=False))
 

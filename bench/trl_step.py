@@ -37,6 +37,7 @@ from scripted import Scripted, call, config  # noqa: E402
 
 from errata_server.process import ServerProcess  # noqa: E402
 from errata_trainer import DpoPair  # noqa: E402
+from errata_trainer.assembly.pair_source import PairSource  # noqa: E402
 from errata_trainer.episodes.tools import of_spec  # noqa: E402
 from errata_trainer.recipes.trl import ParallelTools, ThreeChannelGRPOTrainer, environment_factory  # noqa: E402
 from errata_trainer.tiny import tiny_model, tiny_tokenizer  # noqa: E402
@@ -50,7 +51,7 @@ HIDDEN, LAYERS = (32, 1) if SMOKE else (256, 4)
 SHELF = of_spec(SPEC)
 
 
-class Pairs:
+class Pairs(PairSource):
     """One pair a row: the last turn of another row is chosen over the row's own first."""
 
     def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
@@ -65,9 +66,6 @@ class Pairs:
 
     def sample(self, count: int, referred: Callable[[Any], list[DpoPair]]) -> list[DpoPair]:
         return referred(self.pairs[:count])
-
-    def metrics(self) -> dict[str, float]:
-        return {}
 
 
 class Ours(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]

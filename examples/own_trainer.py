@@ -14,29 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from errata_trainer import DpoPair, Rollout, read_records
-from errata_trainer.assembly.driver import ChannelDriver
-from errata_trainer.assembly.sites import Sites
+from errata_trainer.assembly.channel_set import driver_for
+from errata_trainer.assembly.pair_source import RecordedPairs
 from errata_trainer.channels import compose, distil, dpo, forward, heads, pairs
-from errata_trainer.hints import HintRenderer, TemplateHinter
-
-
-class RecordedPairs:
-    """A source of pairs for the driver: the pairs of a file. It needs no teachers."""
-
-    def __init__(self, recorded):
-        self.recorded, self.skipped = pairs.trainable_pairs(recorded)
-
-    def use(self, tokenizer, end_ids, reference, **template):
-        pass
-
-    def observe(self, rollouts, runners, transcripts):
-        pass
-
-    def sample(self, count, with_reference):
-        return with_reference(self.recorded[:count])
-
-    def metrics(self):
-        return {"pairs": float(len(self.recorded))}
 
 
 def summed_logprobs(model, states, target_ids, lengths):
@@ -120,10 +100,7 @@ def main(name, path, steps=10):
     rollouts = [
         rollout for rollout in read_records(path, Rollout) if rollout.reward is not None and rollout.lost is None
     ]
-    driver = ChannelDriver(
-        sites=Sites(TemplateHinter(), HintRenderer(tokenizer)),
-        pairs=RecordedPairs(read_records(path, DpoPair)),
-    )
+    driver = driver_for(tokenizer=tokenizer, pairs=RecordedPairs(read_records(path, DpoPair)))
     # Recorded episodes have no runner that could be forked, so the counterfactual check is off and samples nothing.
     items = driver.items(rollouts, [None] * len(rollouts), sample=lambda contexts: [])
     pairs_by_rollout = driver.pairs(64, rollouts, lambda new: with_reference(model, new) if new else [])

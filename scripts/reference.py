@@ -29,8 +29,11 @@ PACKAGES = (
     "errata_client",
     "errata_trainer",
     "errata_ablation",
+    "errata_trainer.assembly.channel_set",
     "errata_trainer.assembly.collator",
     "errata_trainer.assembly.counterfactual",
+    "errata_trainer.assembly.driver",
+    "errata_trainer.assembly.pair_source",
     "errata_trainer.hints",
     "errata_trainer.episodes.playing",
     "errata_trainer.recipes.trl",
@@ -52,7 +55,7 @@ PACKAGES = (
     "terminal_env",
 )
 NEEDS_TORCH = (
-    "errata_trainer.assembly.collator",
+    *(f"errata_trainer.assembly.{name}" for name in ("channel_set", "collator", "driver")),
     *(f"errata_trainer.channels.{name}" for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo")),
     "errata_trainer.recipes.trl",
     "errata_trainer.tiny",

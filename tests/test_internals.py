@@ -263,7 +263,6 @@ INTERNALS = (
         "errata_trainer.recipes.trl.trainer",
         "knows how long a context a colocated vLLM takes",
     ),
-    Internals("trl.trainer.utils", "use_adapter", "errata_trainer.recipes.trl.ema", "has the other adapter teach"),
     Internals("trl.chat_template_utils", "parse_response", "errata_trainer.recipes.trl.trainer", "reads sampled calls"),
     Internals(
         "transformers.configuration_utils:PreTrainedConfig",

@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from errata_protocol.errors import InvalidRequest
-from errata_trainer.assembly.driver import PairSource
+from errata_trainer.assembly.pair_source import PairSource
 from errata_trainer.episodes.tools import PlayedEnvironment, of_spec
 from errata_trainer.recipes.trl import environment_factory
 

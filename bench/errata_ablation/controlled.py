@@ -15,6 +15,7 @@ from transformers import Qwen3ForCausalLM
 
 from errata_trainer.assembly.action_tokens import action_ids
 from errata_trainer.assembly.batch import Transcripts
+from errata_trainer.assembly.pair_source import PairSource, Referred
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.rollouts.rollout import DpoPair, Rollout
@@ -65,7 +66,7 @@ class BoxesSubject:
         return BoxTeachers(self.family, seed)
 
 
-class BoxTeachers:
+class BoxTeachers(PairSource):
     """Simulated teachers that vote. Each knows a box's key with a probability of 0.8 and never changes its answer.
 
     They take the place of models that know what the student does not. They are asked about failing turns. Answers are
@@ -125,7 +126,7 @@ class BoxTeachers:
             ]
         return self._answers[box]
 
-    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
+    def sample(self, count: int, referred: Referred) -> list[DpoPair]:
         """Return the newest pairs, each once."""
         return referred([self._pairs.pop() for _ in range(min(count, len(self._pairs)))])
 

@@ -18,6 +18,7 @@ from errata_protocol.errors import ServiceError
 from errata_trainer.assembly.action_tokens import action_ids
 from errata_trainer.assembly.batch import Transcripts
 from errata_trainer.assembly.counterfactual import calls_of
+from errata_trainer.assembly.pair_source import PairSource, Referred
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.recipes.trl import environment_factory
@@ -244,7 +245,7 @@ def sampled(
     return [[one for one in row if one != pad] for row in made[:, width:].tolist()]
 
 
-class StepTeachers:
+class StepTeachers(PairSource):
     """Simulated teachers that vote. Each knows an operation's value with a probability of 0.8 and never changes it.
 
     They take the place of models that know what the student does not. They are asked about failing turns.
@@ -306,7 +307,7 @@ class StepTeachers:
                 ]
         return self._answers[operation]
 
-    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
+    def sample(self, count: int, referred: Referred) -> list[DpoPair]:
         """Return the newest pairs, each once."""
         return referred([self._pairs.pop() for _ in range(min(count, len(self._pairs)))])
 

@@ -16,7 +16,7 @@ from trl import GRPOConfig
 
 from errata_protocol.errors import InvalidRequest
 from errata_trainer.assembly.counterfactual import CounterfactualCheck
-from errata_trainer.assembly.driver import PairSource
+from errata_trainer.assembly.pair_source import PairSource
 from errata_trainer.assembly.sites import observation_of
 from errata_trainer.channels.schedules import Schedule
 from errata_trainer.hints import FailedTurn, Hint, TemplateHinter

@@ -22,6 +22,7 @@ from datasets import Dataset
 from scripted import Scripted, call, config
 
 from errata_trainer import DpoPair
+from errata_trainer.assembly.pair_source import PairSource
 from errata_trainer.episodes.tools import of_spec
 from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
@@ -41,11 +42,8 @@ WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK",
 HERE = len(ROWS) // WORLD
 
 
-class OfTheSecondHalf:
+class OfTheSecondHalf(PairSource):
     """Pairs of the rollouts that play in the second half of the rows."""
-
-    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        pass
 
     def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         self.rollouts = [r for n, r in enumerate(rollouts) if n + RANK * HERE >= 4]
@@ -57,11 +55,8 @@ class OfTheSecondHalf:
         pairs = [DpoPair(r.prompt_ids, first(self.rollouts[0]), first(r)) for r in self.rollouts[1:]]
         return referred(pairs)
 
-    def metrics(self) -> dict[str, float]:
-        return {}
 
-
-class Anywhere:
+class Anywhere(PairSource):
     """Pairs of rollouts that a seeded draw names, by batch and row."""
 
     def __init__(self) -> None:
@@ -80,9 +75,6 @@ class Anywhere:
 
     def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
         return referred(self.pairs)
-
-    def metrics(self) -> dict[str, float]:
-        return {}
 
 
 class Trainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]

@@ -11,7 +11,6 @@ import os
 import random
 import sys
 from collections.abc import Collection
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,10 @@ from toy_models import toy
 
 from errata_trainer.assembly.distillation import ITEMS, PROMPT_LENGTHS, Distillation
 from errata_trainer.assembly.preferences import OWN, PAIRS, Preferences, rejected_here
+from errata_trainer.assembly.teacher_weights import TeacherCopy, frozen_copy
 from errata_trainer.channels.compose import DPO, SDPO, Term, compose, global_counts
 from errata_trainer.channels.sdpo import Divergence
 from errata_trainer.channels.splicing import splice
-from errata_trainer.recipes.trl.ema import TeacherCopy, frozen_copy
 from errata_trainer.rollouts.rollout import DpoPair, SdpoItem
 
 WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -75,18 +74,6 @@ def micro_batch(items: Any, pairs: Any) -> dict[str, Any]:
     }
 
 
-class Accelerator:
-    """What the teacher needs of one."""
-
-    def unwrap_model(self, model: Any) -> Any:
-        """Return it: `fully_shard` wraps nothing."""
-        return model
-
-    def autocast(self) -> Any:
-        """Return a context that changes no precision."""
-        return nullcontext()
-
-
 def sharded(model: Any, *, reshard: bool) -> Any:
     """Shard a model over the ranks, layer by layer."""
     mesh = init_device_mesh("cpu", (WORLD,))
@@ -102,7 +89,7 @@ def train(options: Collection[str]) -> dict[str, Any]:
     reshard = "resharded" in options
     model = toy("qwen3 tied" if "tied" in options else "qwen3").float().train()
     distillation = Distillation(Divergence(0.5), teacher)
-    follower = TeacherCopy(model, 0.3, Accelerator())
+    follower = TeacherCopy(model, 0.3)
     distillation.separate_teacher = follower if teacher == "ema" else None
     initial = frozen_copy(model)
     if WORLD > 1:
@@ -144,7 +131,7 @@ def train(options: Collection[str]) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         if distillation.separate_teacher is not None:
-            follower.on_step_end(None, None, None, model=model)
+            follower.update(model)
         own_parts = {name: float(parts.get(f"loss/{name}", 0.0)) for name in ("grpo", SDPO, DPO)}
         summed_parts = global_counts(own_parts, device="cpu")
         log.append({name: float(value) for name, value in summed_parts.items()})

@@ -38,6 +38,7 @@ from errata_protocol.errors import InvalidRequest
 from errata_protocol.rollouts import ErrorMarker
 from errata_server.process import ServerProcess
 from errata_trainer import Call, DpoPair, Rollout, Turn
+from errata_trainer.assembly.pair_source import PairSource
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.episodes.tools import of_spec, published
 from errata_trainer.hints import TemplateHinter
@@ -57,11 +58,8 @@ def digits(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-class OwnPairs:
+class OwnPairs(PairSource):
     """Prefers what a batch's first row did to what its others did."""
-
-    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        pass
 
     def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         turns = [rollout.completion_ids[rollout.turns[0].start : rollout.turns[0].stop] for rollout in rollouts]

@@ -14,7 +14,8 @@ from trl.chat_template_utils import add_response_schema
 
 from errata_trainer.assembly.action_tokens import ActionTokens
 from errata_trainer.assembly.preferences import BatchPairs, Preferences
-from errata_trainer.assembly.teacher_pairs import TeacherPairs, _Asked, of_this_process
+from errata_trainer.assembly.teacher_pairs import TeacherPairs, _Asked
+from errata_trainer.launch import of_this_process
 from errata_trainer.teachers import Action, Ask, Ballot, KeyedAction, Pair, ToolCall, Vote, message_of
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 

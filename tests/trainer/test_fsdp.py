@@ -10,7 +10,7 @@ import pytest
 import torch
 from ranks import alone, together
 
-from errata_trainer.recipes.trl.ema import refuse_sharded_copy
+from errata_trainer.recipes.trl.refusals import refuse_sharded_copy
 
 pytestmark = pytest.mark.ranks
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ import torch
 pytest.importorskip("trl")
 from peft import LoraConfig, get_peft_model
 
-from errata_trainer.recipes.trl import ema
-from errata_trainer.recipes.trl.ema import TeacherAdapter, TeacherCopy, refuse_second_adapter
+from errata_trainer.assembly.teacher_weights import TeacherAdapter, TeacherCopy, has_adapter
+from errata_trainer.recipes.trl.refusals import refuse_second_adapter
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 
-
-def accelerator(device: str = "cpu") -> Any:
-    return SimpleNamespace(device=torch.device(device), unwrap_model=lambda model: model)
+CPU = torch.device("cpu")
 
 
 def student(dtype: torch.dtype, *, lora: bool) -> Any:
@@ -34,14 +31,13 @@ def trained(model: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_slow_average_arrives_in_half_precision_too(dtype: torch.dtype, lora: bool) -> None:
     model = student(dtype, lora=lora)
-    teacher = (TeacherAdapter if lora else TeacherCopy)(model, 0.01, accelerator())
-    given = {"model": model}
-    teacher.on_train_begin(None, None, None, **given)
+    teacher = (TeacherAdapter if lora else TeacherCopy)(model, 0.01)
+    teacher.begin(model, CPU)
     with torch.no_grad():
         for weight in trained(model):
             weight.add_(torch.full_like(weight, 0.05))
     for _ in range(1000):
-        teacher.on_step_end(None, None, None, **given)
+        teacher.update(model)
     if lora:
         pairs = list(zip(teacher.shadow_weights.values(), teacher._own().values(), strict=True))
     else:
@@ -52,17 +48,14 @@ def test_a_slow_average_arrives_in_half_precision_too(dtype: torch.dtype, lora: 
 
 def test_the_average_of_half_precision_weights_goes_on_from_its_checkpoint(tmp_path: Any) -> None:
     model = student(torch.bfloat16, lora=False)
-    args, state = SimpleNamespace(output_dir=str(tmp_path), should_save=True), SimpleNamespace(global_step=7)
-    (tmp_path / "checkpoint-7").mkdir()
-    teachers = [TeacherCopy(model, 0.01, accelerator()) for _ in range(2)]
-    teachers[0].on_train_begin(args, state, None, model=model)
+    teachers = [TeacherCopy(model, 0.01) for _ in range(2)]
+    teachers[0].begin(model, CPU)
     with torch.no_grad():
         for weight in trained(model):
             weight.add_(torch.full_like(weight, 0.05))
-    teachers[0].on_step_end(args, state, None, model=model)
-    teachers[0].on_save(args, state, None)
-    teachers[1].checkpoint = str(tmp_path / "checkpoint-7")
-    teachers[1].on_train_begin(args, state, None, model=model)
+    teachers[0].update(model)
+    teachers[0].save(tmp_path)
+    teachers[1].begin(model, CPU, tmp_path)
     assert teachers[0]._wide.keys() == teachers[1]._wide.keys() != set()
     for name, weight in teachers[0]._wide.items():
         assert torch.equal(weight, teachers[1]._wide[name]), name
@@ -70,10 +63,10 @@ def test_the_average_of_half_precision_weights_goes_on_from_its_checkpoint(tmp_p
 
 def test_a_copy_follows_a_student_that_was_moved_since(monkeypatch: pytest.MonkeyPatch) -> None:
     model = student(torch.float32, lora=False)
-    teacher = TeacherCopy(model, 0.5, accelerator("meta"))
+    teacher = TeacherCopy(model, 0.5)
     moved: list[Any] = []
     monkeypatch.setattr(teacher.model, "to", moved.append)
-    teacher.on_train_begin(None, None, None, model=model)
+    teacher.begin(model, torch.device("meta"))
     assert moved == [torch.device("meta")]
 
 
@@ -85,9 +78,9 @@ def test_an_adapters_average_asks_nobody_on_the_hub(monkeypatch: pytest.MonkeyPa
     model = student(torch.float32, lora=True)
     model.get_base_model().config._name_or_path = "some/model"
     model.peft_config["default"].base_model_name_or_path = "some/model"
-    teacher = TeacherAdapter(model, 0.5, accelerator())
-    teacher.on_train_begin(None, None, None, model=model)
-    teacher.on_step_end(None, None, None, model=model)
+    teacher = TeacherAdapter(model, 0.5)
+    teacher.begin(model, CPU)
+    teacher.update(model)
 
 
 def test_copies_of_modules_that_trl_would_send_to_vllm_are_refused() -> None:
@@ -99,4 +92,4 @@ def test_copies_of_modules_that_trl_would_send_to_vllm_are_refused() -> None:
     refuse_second_adapter(model, False)
     refuse_second_adapter(student(torch.float32, lora=True), True)
     refuse_second_adapter(student(torch.float32, lora=False), True)
-    assert ema.has_adapter(model)
+    assert has_adapter(model)

@@ -19,13 +19,14 @@ from trl import GRPOTrainer
 
 from errata_server.process import ServerProcess
 from errata_trainer import DpoPair
+from errata_trainer.assembly.checkpoints import ChannelState
 from errata_trainer.assembly.counterfactual import CounterfactualCheck
+from errata_trainer.assembly.pair_source import PairSource
 from errata_trainer.channels.schedules import linear
 from errata_trainer.episodes.tools import of_spec
 from errata_trainer.hints import FailedTurn, FeedbackHinter, Hint
 from errata_trainer.monitoring.watch import Watch
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
-from errata_trainer.recipes.trl.resume import ChannelState
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from tests.environments.shelf import SPEC
 
@@ -60,15 +61,12 @@ def tokenizer() -> Any:
     return tiny_tokenizer(TEXTS)
 
 
-class Pairs:
+class Pairs(PairSource):
     """Pairs made of the batch's own turns: what row n did at its first turn is chosen over what row n + 1 did."""
 
     def __init__(self) -> None:
         self.rollouts: list[Any] = []
         self.batches = 0
-
-    def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
-        pass
 
     def observe(self, rollouts: Any, runners: Any, transcripts: Any) -> None:
         self.rollouts = list(rollouts)
@@ -694,8 +692,7 @@ def test_a_teacher_that_follows_goes_on_from_its_checkpoint(
     follower = made(
         tokenizer, server.url, tmp_path / "again", scripts(TWO_SITES, NO_SITE), peft=peft, alpha_sdpo=1.0
     )._distillation.separate_teacher
-    follower.checkpoint = str(checkpoint)
-    follower.on_train_begin(None, None, None, model=follower.model)
+    follower.begin(follower.model, torch.device("cpu"), checkpoint)
     for name, weight in weights(follower).items():
         assert torch.equal(weight, saved[name])
     ahead = run("resumed", str(checkpoint), max_steps=2)
@@ -754,12 +751,12 @@ def test_a_resumed_run_is_an_uninterrupted_one(
     teachers = [f.shadow_weights if peft else f.model.state_dict() for f in followers]
     for name, weight in teachers[0].items():
         torch.testing.assert_close(teachers[1][name], weight, rtol=0.0, atol=1e-6)
-    for name, part in whole._channel_state.parts.items():
-        state, other = part.state_dict(), again._channel_state.parts[name].state_dict()
+    for name, part in whole._channels.state.parts.items():
+        state, other = part.state_dict(), again._channels.state.parts[name].state_dict()
         rounded = [json.loads(json.dumps(s), parse_float=lambda text: round(float(text), 4)) for s in (state, other)]
         assert rounded[0] == rounded[1], name
-        assert state != first._channel_state.parts[name].state_dict(), f"{name} goes on"
-    assert set(whole._channel_state.parts) == {"guard", "watch", "check", "pairs"}
+        assert state != first._channels.state.parts[name].state_dict(), f"{name} goes on"
+    assert set(whole._channels.state.parts) == {"guard", "watch", "check", "pairs"}
     logs = [
         [log for log in trainer.state.log_history if log.get("step") == 3 and "loss" in log]
         for trainer in (whole, again)
@@ -769,9 +766,8 @@ def test_a_resumed_run_is_an_uninterrupted_one(
 
 
 def test_a_checkpoint_of_before_has_nothing_to_remember(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    state = ChannelState({"watch": Watch(), "nothing": None}, before_save=lambda: None, begun=lambda step: None)
-    state.checkpoint = str(tmp_path)
-    state.on_train_begin(None, SimpleNamespace(global_step=3), None)
+    state = ChannelState({"watch": Watch(), "nothing": None})
+    state.restore(tmp_path)
     assert "has no errata_state.json" in caplog.text and list(state.parts) == ["watch"]
 
 

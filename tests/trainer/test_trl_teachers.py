@@ -189,7 +189,7 @@ def test_votes_that_are_late_train_a_later_batch_and_nobody_waits(
     assert len(first.seen[0]["inputs"]["dpo_pairs"]) == 4
     assert sum(map(len, again.seen[0]["inputs"]["dpo_pairs"])) >= 2
     kept = TeacherPairs(asked, tmp_path / "pairs.jsonl")
-    kept.use(tokenizer, [tokenizer.eos_token_id], first._reference())
+    kept.use(tokenizer, [tokenizer.eos_token_id], first._reference)
     drawn = kept.sample(8, lambda new: list(new))
     kept.close()
     assert drawn and all(pair.ref_chosen is not None for pair in drawn), "pairs outlive the trainer that made them"

@@ -19,6 +19,7 @@ from trl.trainer import grpo_trainer
 from errata_server.process import ServerProcess
 from errata_trainer import DpoPair
 from errata_trainer.assembly.counterfactual import CounterfactualCheck
+from errata_trainer.assembly.pair_source import PairSource
 from errata_trainer.episodes.tools import of_spec
 from errata_trainer.recipes.trl import ChannelSettings, ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
@@ -84,9 +85,8 @@ class Trainer(ThreeChannelGRPOTrainer):  # type: ignore[misc]
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
-class Pairs:
-    policy = "entropy"  # it needs the log-probabilities that only vLLM gives
-    scores = None
+class Pairs(PairSource):
+    needs_logprobs = True  # which only vLLM gives
 
     def use(self, tokenizer: Any, end_ids: Any, reference: str, **template: Any) -> None:
         self.chosen = tuple(tokenizer.encode(call("read", path="red") + END))
@@ -103,9 +103,6 @@ class Pairs:
                     context = rollout.prompt_ids + rollout.completion_ids[: turn.start]
                     found.append(DpoPair(context, self.chosen, own))
         return referred(found[:count])
-
-    def metrics(self) -> dict[str, float]:
-        return {}
 
 
 def made(server: ServerProcess, path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:

@@ -1,15 +1,16 @@
 """Errata's signals in a trainer: rollouts, hints, teachers, channels, and a recipe for each trainer.
 
-It may import ``errata_protocol`` and ``errata_client`` only. Recipes do not import each other; channels import no
+It may import ``errata_protocol`` and ``errata_client`` only. Recipes do not import each other, and nothing else imports a
 trainer.
 
-    playing, transcript, batch, rollout     episodes, and their conversion to `Rollout` records
-    sites, hints, counterfactual            failing turns, their hints, and whether a hint helps
-    teachers, teacher_pairs                 votes at past states, and the pairs made from them
-    channels                                the losses as functions of tensors
-    distillation, preferences, driver       the channels on a trainer's batch, independent of the trainer
-    settings, presets, metrics, watch       options, and what is logged
-    recipes                                 one package for each trainer
+    episodes            the tools of an environment, and episodes that a student plays with them
+    rollouts            records of episodes: `Rollout`, and how a trainer's transcript becomes one
+    hints, teachers     what a failing turn's hint says, and votes at past states
+    channels            the losses as functions of tensors
+    assembly            the channels on a trainer's batch: sites, pairs, losses, checkpoints; `channels_for`, `driver_for`
+    settings, presets   options of the channels
+    monitoring          what is logged
+    recipes             one package for each trainer
 """
 
 from .rollouts.deliveries import Delivery, call_of, deliveries_of

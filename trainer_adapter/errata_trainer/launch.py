@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def processes() -> int:
@@ -13,3 +14,8 @@ def processes() -> int:
 def process() -> int:
     """Return the rank of this process: ``RANK``, or 0."""
     return int(os.environ.get("RANK", "0"))
+
+
+def of_this_process(path: Path) -> Path:
+    """Return the path with the rank in its file name if there are several processes; otherwise the path itself."""
+    return path if processes() == 1 else path.with_name(f"{path.stem}.rank{process()}{path.suffix}")

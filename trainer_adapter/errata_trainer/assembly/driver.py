@@ -3,8 +3,7 @@
 A recipe samples the episodes, tells the driver how to sample another turn from the student, and adds the losses of the
 items and pairs to its own loss::
 
-    pairs.use(tokenizer, [eos], "initial policy")                   # once
-    driver = ChannelDriver(sites=sites, pairs=pairs, tools=schemas, end_ids=[eos])
+    driver = driver_for(settings, tokenizer=tokenizer, end_ids=[eos], tools=schemas, pairs=pairs)
     rollouts = driver.rollouts(transcripts, runners)
     items = driver.items(rollouts, runners, sample=sample)          # of each row, for channel 2
     driver.ask(rollouts, runners, transcripts)                      # teachers, about states of this batch
@@ -13,8 +12,8 @@ items and pairs to its own loss::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
 
 from ..channels.pairs import placed
 from ..channels.prm import turn_scores
@@ -23,48 +22,20 @@ from ..monitoring.metrics import OUTCOMES, Metrics
 from ..rollouts.rollout import DpoPair, Rollout, SdpoItem
 from ..rollouts.transcript import unmarked_errors
 from .batch import Transcripts, rollouts_of
+from .pair_source import PairSource, Referred
 from .sites import Sample, Sites
-
-Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]
-"""Returns new pairs with the log-probabilities of the reference."""
-
-
-class PairSource(Protocol):
-    """Supplies the preference pairs of channel 3."""
-
-    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        """Called once before training, with the student's tokenizer, end-of-turn tokens and chat template, and the name
-        of the reference."""
-        ...
-
-    def observe(
-        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
-    ) -> None:
-        """Called with each batch, e.g. to start asking teachers. Must not block."""
-        ...
-
-    def sample(self, count: int, referred: Referred) -> list[DpoPair]:
-        """Return up to ``count`` pairs to train on. ``referred`` adds the reference's log-probabilities to new pairs.
-
-        It calls ``referred`` exactly once, without pairs too: over shards of a model, that is a pass of all ranks.
-        """
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics to log: counts since the start."""
-        ...
 
 
 class ChannelDriver:
     """Finds a batch's error sites and pairs, and records metrics about them.
 
     Args:
-        sites: Finds the error sites of channel 2; None is no channel 2.
-        pairs: Where channel 3 has its pairs from; None is no channel 3.
+        sites: Finder of channel 2's error sites; None for no channel 2.
+        pairs: Source of channel 3's pairs; None for no channel 3.
         tools: Descriptions of the student's tools, JSON Schema.
         opening: Text that opens a tool call; see `build_rollout`.
         end_ids: Tokens that end a turn.
-        metrics: Where counts are recorded.
+        metrics: Metrics in which counts are recorded; default: new ones.
     """
 
     def __init__(
@@ -112,11 +83,11 @@ class ChannelDriver:
         """Return the error sites to distil, one tuple for each row.
 
         Args:
-            rollouts: Of the batch.
-            runners: Where each was played.
-            sample: Has the student take a turn; see `Sites.kept`.
+            rollouts: The batch's rollouts, B in all.
+            runners: Runner of each rollout's episode; None for a row that was not played here.
+            sample: Function that has the student take a turn; see `Sites.kept`.
             trained: Whether a row's tokens are trained on at all; default: all are.
-            groups: Which rows have the same task; default: those with equal prompts.
+            groups: Task of each row, by any name; default: rows with equal prompts have the same task.
         """
         rows: list[tuple[SdpoItem, ...]] = [()] * len(rollouts)
         if self.sites is None:
@@ -143,9 +114,9 @@ class ChannelDriver:
     def turn_scores(self, rollouts: Sequence[Rollout]) -> list[list[float | None]]:
         """Return the teachers' consensus score of each turn; None for turns whose votes have not come.
 
-        It is read after `pairs`. A source of pairs has it in ``margins``; one without has none.
+        It is read after `pairs`, from the margins of the pair source.
         """
-        margins: Mapping[tuple[str, int, int], float] = getattr(self.pair_source, "margins", {})
+        margins = (self.pair_source.margins if self.pair_source is not None else None) or {}
         scores = turn_scores(rollouts, margins)
         self.metrics.batch("prm/turns", sum(score is not None for of_row in scores for score in of_row))
         self.metrics.mean("prm/score", sum(margins.values()), len(margins))
@@ -156,9 +127,9 @@ class ChannelDriver:
         its row.
 
         Args:
-            count: At most.
-            rollouts: Of the batch.
-            referred: Gives new pairs the log-probabilities of the reference.
+            count: Most pairs to return.
+            rollouts: The batch's rollouts.
+            referred: Function that gives new pairs the log-probabilities of the reference.
         """
         if self.pair_source is None:
             return [()] * len(rollouts)

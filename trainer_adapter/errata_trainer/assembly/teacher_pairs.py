@@ -11,16 +11,17 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from .. import launch
 from ..channels.arguments import not_negative
 from ..channels.pairs import PairBuffer, trainable_pairs
 from ..channels.prm import scores_of_voted_turns
 from ..episodes.playing import EpisodeRunner
+from ..launch import of_this_process
 from ..rollouts.rollout import DpoPair, Rollout
 from ..teachers import Action, Ask, Ballot, Batch, Spend, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
 from ..teachers.states import Policy
 from .action_tokens import ActionTokens
 from .batch import Transcripts
+from .pair_source import Margins, PairSource, Referred
 
 log = logging.getLogger("errata.trainer")
 
@@ -38,20 +39,21 @@ class _Asked:
     turn_ids: tuple[int, ...]
 
 
-class TeacherPairs:
+class TeacherPairs(PairSource):
     """Asks a pool of teachers about each batch, and makes pairs of what they agree on, for this or a later batch.
 
     Args:
         pool: The teachers. The caller closes it.
         buffer: File of the replay buffer; pairs outlive a killed trainer. Where several processes train together, each
             has a file of its own: ``pairs.jsonl`` is ``pairs.rank3.jsonl`` on rank 3.
-        policy: Which states are asked about.
-        most_states: Of one batch.
-        capacity: Pairs kept.
-        max_length: Tokens of context and action at most; None for no bound.
-        wait_s: How long to wait for a batch's own votes before it is trained on; 0 does not wait.
-        seed: Of the draws from the buffer.
-        scores: For the policy ``value_gap``: returns, for each rollout of a batch, a score of each turn or None.
+        policy: Choice of the states that teachers are asked about.
+        most_states: Most states of one batch that are asked about.
+        capacity: Most pairs that are kept.
+        max_length: Most tokens of a pair's context and action; None for no bound.
+        wait_s: Longest wait, in seconds, for a batch's own votes before it is trained on; 0 does not wait.
+        seed: Seed of the draws from the buffer.
+        scores: Function from a batch's rollouts to a score of each turn, or None for a turn without one; the policy
+            ``value_gap`` needs it.
         nll: Weight of the chosen action's negative log-likelihood per token beside DPO's loss, where the recipe's
             settings do not say otherwise: what teachers agreed on is also to become likely (RPO's value).
 
@@ -59,7 +61,7 @@ class TeacherPairs:
         ValueError: The policy needs scores, or ``nll`` is negative.
 
     Attributes:
-        margins: Of the ballots that came with the last `sample`, by episode, delivery and turn (`channels.prm`).
+        margins: Margins of the ballots that came with the last `sample`, by episode, delivery and turn.
         counts: Votes by their reason, and pairs that were left out by theirs (``equal``, ``empty``, ``too_long``,
             ``not_rendered``, ``no_tokens``; ``no_action``, the student was cut off in its reasoning); ``no_logprobs``,
             rollouts that the policy ``entropy`` could not look at; ``not_waited_for``, batches whose votes were not
@@ -91,7 +93,9 @@ class TeacherPairs:
         self._path, self._capacity = of_this_process(Path(buffer)), capacity
         self._buffer: PairBuffer | None = None
         self._waiting: list[tuple[Batch, list[_Asked]]] = []
-        self.margins: dict[tuple[str, int, int], float] = {}
+        self.margins: Margins = {}
+        self.waits = wait_s > 0
+        self.needs_logprobs = policy == "entropy" and scores is None
         self._seed = seed
         self._draws = self._restored_bytes = 0
         self._tokens: ActionTokens | None = None
@@ -101,9 +105,9 @@ class TeacherPairs:
         """Take the student's tokenizer and chat template from the trainer, and open the buffer.
 
         Args:
-            tokenizer: The student's.
+            tokenizer: Tokenizer of the student.
             end_ids: Tokens that end a turn.
-            reference: Whose log-probabilities pairs have.
+            reference: Name of the reference model, whose log-probabilities pairs have.
             **template: Arguments of ``apply_chat_template``.
 
         Raises:
@@ -153,7 +157,7 @@ class TeacherPairs:
         if asks:
             self._waiting.append((self.pool.submit(asks), known))
 
-    def sample(self, count: int, referred: Callable[[Sequence[DpoPair]], list[DpoPair]]) -> list[DpoPair]:
+    def sample(self, count: int, referred: Referred) -> list[DpoPair]:
         """Add pairs from the votes that have come to the buffer, and draw up to ``count`` pairs from it."""
         if self.wait_s > 0 and self._waiting:
             try:
@@ -163,13 +167,14 @@ class TeacherPairs:
         done = [entry for entry in self._waiting if entry[0].done]
         self._waiting = [entry for entry in self._waiting if not entry[0].done]
         found: list[DpoPair] = []
-        self.margins = {}
+        margins: dict[tuple[str, int, int], float] = {}
         for batch, known in done:
             ballots = batch.result(0.0)
-            self.margins |= scores_of_voted_turns(ballots)
+            margins |= scores_of_voted_turns(ballots)
             for ballot, asked in zip(ballots, known, strict=True):
                 self.counts[ballot.vote.reason] += 1
                 found += self._pairs(ballot, asked)
+        self.margins = margins
         kept, skipped = trainable_pairs(found, max_length=self.max_length)
         self.counts.update({str(reason): number for reason, number in skipped.items()})
         if self._buffer is None:
@@ -283,11 +288,6 @@ class TeacherPairs:
         if self._buffer is not None:
             self._buffer.close()
             self._buffer = None
-
-
-def of_this_process(path: Path) -> Path:
-    """Return the path with the rank in its file name if there are several processes; otherwise the path itself."""
-    return path if launch.processes() == 1 else path.with_name(f"{path.stem}.rank{launch.process()}{path.suffix}")
 
 
 def before_the_episode(prompt: Sequence[Mapping[str, Any]], runner: EpisodeRunner | None) -> list[Mapping[str, Any]]:

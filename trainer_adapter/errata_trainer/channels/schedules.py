@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from .arguments import not_negative
 
 Shape = Literal["constant", "linear", "cosine"]
+Weight = float | Callable[[int], float]
+"""Weight of a channel, or a schedule of it by optimizer step from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +79,13 @@ def linear(start: float, end: float, steps: int, *, warmup: int = 0) -> Schedule
 def cosine(start: float, end: float, steps: int, *, warmup: int = 0) -> Schedule:
     """Return a schedule that follows half a cosine."""
     return Schedule(start, end, steps, "cosine", warmup)
+
+
+def weight_at(weight: Weight, step: int) -> float:
+    """Return the weight of a channel at an optimizer step."""
+    return weight(step) if callable(weight) else weight
+
+
+def has_weight(weight: Weight, steps: Iterable[int]) -> bool:
+    """Return whether the weight of a channel is non-zero in any of some optimizer steps."""
+    return any(weight(step) != 0.0 for step in steps) if callable(weight) else weight != 0.0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
 
@@ -21,44 +18,28 @@ from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
 
-from ...assembly.action_tokens import ActionTokens
+from ...assembly.channel_set import channels_for, driver_for, needs_initial, reference_name
 from ...assembly.counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
-from ...assembly.distillation import ITEMS, PROMPT_LENGTHS, TOKENS, Distillation, SiteSums
-from ...assembly.driver import ChannelDriver, PairSource
-from ...assembly.preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, Preferences, rejected_here
-from ...assembly.sites import Sites
+from ...assembly.distillation import ITEMS, PROMPT_LENGTHS, TOKENS, SiteSums
+from ...assembly.driver import ChannelDriver
+from ...assembly.pair_source import PairSource
+from ...assembly.preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, rejected_here
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
-from ...channels.forward import collective, longest_row, switch_off_dropout
-from ...channels.guard import DivergenceGuard
+from ...channels.forward import collective, longest_row
 from ...channels.prm import shaped_advantages
-from ...channels.sdpo import Divergence
+from ...channels.schedules import Weight, has_weight, weight_at
 from ...episodes.playing import EpisodeRunner, worth_a_look
-from ...hints import Hinter, HintRenderer, TemplateHinter
+from ...hints import Hinter
 from ...monitoring.completions import EID, Marked, completion_table, described, marked_turns
 from ...monitoring.metrics import Metrics
 from ...monitoring.progress import health
-from ...monitoring.watch import Watch
 from ...rollouts.rollout import DpoPair, Rollout
-from ...rollouts.transcript import tool_call_opening
 from ...settings import ChannelSettings
-from .ema import (
-    TeacherAdapter,
-    TeacherCopy,
-    frozen_copy,
-    has_adapter,
-    refuse_second_adapter,
-    refuse_sharded_copy,
-    teacher_of,
-)
+from .callbacks import ChannelCallback
 from .environment import EpisodeEnvironment
 from .parallel_tools import ParallelTools
 from .progress import show_lines
-from .resume import ChannelState
-
-log = logging.getLogger("errata.trainer")
-
-Weight = float | Callable[[int], float]
-"""Of a channel; or a schedule of it (`errata_trainer.channels.schedules`), by optimizer step from 0."""
+from .refusals import refuse_models_without_states, refuse_second_adapter, refuse_sharded_copy
 
 LOST_BATCHES = 3
 """Batches in a row of which no episode could be counted, until training stops and says so."""
@@ -113,138 +94,85 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self.alpha_sdpo, self.beta_replay = alpha_sdpo, beta_replay
         self._lost_batches = 0
         self._channel_metrics: dict[str, Metrics] = {"train": Metrics(), "eval": Metrics()}
-        self._watch = Watch(lower_dose=self.settings.lower_dose)
         self._logged_step = 0
         self._shown_eid: str | None = None
-        self._separate_teacher: TeacherCopy | TeacherAdapter | None = None
-        self._vocabulary: str | None = None
         self._driver: ChannelDriver | None = None
         super().__init__(*args, **kwargs)
-        divergence = Divergence(
-            jsd_beta,
-            self.settings.temperature,
-            token_clip,
-            clip_mode=self.settings.clip_mode,
-            top_k=self.settings.top_k,
-            support=self.settings.support,
-            tail=self.settings.tail,
-        )
-        head_precision = self._head_precision
-        guard = self.settings.divergence_guard
-        self._distillation = Distillation(
-            divergence,
-            self.settings.teacher,
-            None if guard is None else DivergenceGuard(guard),
-            form=self.settings.sdpo_form,
-            is_clip=self.settings.is_clip,
-            sampling_temperature=self.args.temperature,
-            keep=self.num_iterations > 1,
-            head_precision=head_precision,
-        )
         if self.settings.progress:
             show_lines(self, lambda: self._shown_eid)
         # TRL's own table, which knows no failing turns, is not printed; its files and trackers get the column `errors`.
         self._completions_to_print: int | None = self.args.num_completions_to_print
         self.num_completions_to_print = 0
         self._marked: deque[Marked] = deque(maxlen=self.args.generation_batch_size)
+        check = check or CounterfactualCheck()
         student = self.accelerator.unwrap_model(self.model)
-        if alpha_sdpo != 0 or (pairs is not None and beta_replay != 0):
-            self._refuse_models_without_states(student)
-        if alpha_sdpo != 0 and (noisy := switch_off_dropout(student)):
-            log.warning(
-                "dropout is switched off in the student (%s and %d other modules): channel 2 compares it with itself, "
-                "and would distil the noise",
-                noisy[0],
-                len(noisy) - 1,
+        self._refuse(student, pairs, check)
+        self._channels = channels_for(
+            self.settings,
+            student=student,
+            alpha_sdpo=alpha_sdpo,
+            beta_replay=beta_replay,
+            beta_dpo=beta_dpo,
+            jsd_beta=jsd_beta,
+            token_clip=token_clip,
+            pairs=pairs,
+            check=check,
+            hinter=hinter,
+            has_reference=self.ref_model is not None,
+            sampling_temperature=self.args.temperature,
+            keep=self.num_iterations > 1,
+            precision=self.accelerator.autocast,
+            head_precision=self._head_precision,
+        )
+        self._distillation, self._preferences = self._channels.distillation, self._channels.preferences
+        self._watch = self._channels.watch
+        whose, _, _ = self._channels.reference(student, self.ref_model)
+        self._reference = reference_name(whose, self.model.config, self._tokenizer)
+        if self.environment_factories is not None:
+            self._driver = driver_for(
+                self.settings,
+                tokenizer=self._tokenizer,
+                end_ids=self.eos_token_ids,
+                pad_ids=[self._tokenizer.pad_token_id],
+                tools=[get_json_schema(tool) for tool in self.tools],
+                model_config=self.model.config,
+                distilling=alpha_sdpo != 0,
+                hinter=hinter,
+                check=check,
+                pairs=pairs,
+                reference=self._reference,
+                has_logprobs=self.args.use_vllm,
+                metrics=self._channel_metrics["train"],
+                chat_template=self.chat_template,
+                **self.chat_template_kwargs,
             )
+        self._channel_callback = ChannelCallback(self._channels, self.accelerator, self._begin_at)
+        self.add_callback(self._channel_callback)
+
+    def _begin_at(self, step: int) -> None:
+        self._logged_step = step
+
+    def _refuse(self, student: Any, pairs: PairSource | None, check: CounterfactualCheck) -> None:
+        """Raise ValueError for what TRL's trainer cannot do with the channels.
+
+        Raises:
+            ValueError: The message names the setting to change.
+        """
+        if self.alpha_sdpo != 0 or (pairs is not None and self.beta_replay != 0):
+            compiled = self.args.torch_compile or hasattr(self.model, "_orig_mod")
+            refuse_models_without_states(student, compiled=compiled)
         teacher = self.settings.teacher
-        if teacher in ("ema", "initial") and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
+        if teacher in ("ema", "initial") and self.alpha_sdpo != 0:
             refuse_sharded_copy(self.accelerator, f"teacher={teacher!r}", "teacher='live'")
             refuse_second_adapter(student, self.args.use_vllm)
-            rate = self.settings.ema_rate if teacher == "ema" else 0.0
-            self._separate_teacher = teacher_of(student, rate, self.accelerator)
-            self._distillation.separate_teacher = self._separate_teacher
-            self.add_callback(self._separate_teacher)
-        elif teacher == "base" and not has_adapter(student):
-            raise ValueError("teacher='base' is the model below an adapter, and there is none: use 'live' or 'ema'")
-        nll = getattr(pairs, "nll", 0.0) if self.settings.dpo_nll is None else self.settings.dpo_nll
-        self._preferences = Preferences(beta_dpo, self.settings.dpo_loss, nll, head_precision=head_precision)
-        self._initial: Any = None
-        anchored = self.ref_model is not None or has_adapter(student)
-        if self.settings.prm_weight:
-            if getattr(pairs, "margins", None) is None:
-                raise ValueError("prm_weight needs a pair source with the margins of votes: pairs=TeacherPairs(...)")
-            if getattr(pairs, "wait_s", 1.0) <= 0.0:
-                raise ValueError("prm_weight needs votes on the batch itself: give TeacherPairs wait_s= (seconds)")
-        if pairs is not None and self.settings.dpo_reference == "initial" and not anchored:
+        if needs_initial(self.settings, pairs, student, has_reference=self.ref_model is not None):
             refuse_sharded_copy(self.accelerator, "dpo_reference='initial'", "dpo_reference='when_asked'")
-            self._initial = frozen_copy(student)
-        self._tool_schemas = [get_json_schema(tool) for tool in self.tools or ()]
-        needs_logprobs = getattr(pairs, "policy", None) == "entropy" and getattr(pairs, "scores", None) is None
-        if needs_logprobs and not self.args.use_vllm:
-            raise ValueError(
-                "policy='entropy' needs log-probabilities of sampled tokens: use_vllm=True, or give scores="
-            )
-        check = check or CounterfactualCheck()
         server = self.args.use_vllm and self.args.vllm_mode == "server"
         if check.mode != "off" and server and self.accelerator.num_processes > 1:
             raise ValueError(
                 "the counterfactual check samples another turn for some rows, and TRL's client of a vLLM server "
                 "mixes up the answers of several processes: use vllm_mode='colocate', or check=None"
             )
-        if self.environment_factories is not None:
-            template = {"chat_template": self.chat_template, **self.chat_template_kwargs}
-            if pairs is not None:
-                pairs.use(self._tokenizer, self.eos_token_ids, self._reference(), **template)
-            renderer = HintRenderer(self._tokenizer, tool_name=self.tools[0].__name__, **template)
-            length = self.settings.max_teacher_length or longest_row(self.model.config)
-            sites = Sites(
-                hinter or TemplateHinter(count=renderer.count),
-                renderer,
-                self.settings.max_sites,
-                length,
-                check,
-                self.settings.hint_keys,
-                self.settings.max_site_share,
-                self.settings.max_key_share,
-                decode=lambda ids: str(self._tokenizer.decode(ids, skip_special_tokens=True)),
-                targets=self._targets(template) if alpha_sdpo != 0 else None,
-            )
-            self._driver = ChannelDriver(
-                sites=sites,
-                pairs=pairs,
-                tools=self._tool_schemas,
-                opening=tool_call_opening(self._tokenizer),
-                end_ids=[*self.eos_token_ids, self._tokenizer.pad_token_id],
-                metrics=self._channel_metrics["train"],
-            )
-        self._channel_state = ChannelState(
-            {"guard": self._distillation.guard, "watch": self._watch, "check": check, "pairs": pairs, "hinter": hinter},
-            before_save=self._distillation.update_guard,
-            begun=self._begin_channels,
-        )
-        self.add_callback(self._channel_state)
-
-    def _begin_channels(self, step: int) -> None:
-        """Called when training begins, at an optimizer step."""
-        self._logged_step = step
-        if self._initial is not None:
-            self._initial.to(self.accelerator.device)  # the student may have been moved since it was copied (DeepSpeed)
-
-    def _targets(self, template: dict[str, Any]) -> Callable[[Sequence[int]], Sequence[range]] | None:
-        """Return the function that selects the tokens of a turn that channel 2 compares; None compares whole turns.
-
-        Raises:
-            ValueError: The tokenizer does not say where calls are.
-        """
-        if self.settings.sdpo_targets == "turn":
-            return None
-        tokens = ActionTokens(self._tokenizer, self.eos_token_ids, **template)
-        try:
-            tokens.call_spans(())
-        except ValueError as error:
-            raise ValueError(f"sdpo_targets='calls' cannot be used: {error}; use 'turn'") from error
-        return tokens.call_spans
 
     def _head_precision(self) -> AbstractContextManager[Any]:
         """Return the context for products with the output embedding: the precision of TRL's own log-probabilities."""
@@ -254,50 +182,25 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         )
         return context
 
-    def _refuse_models_without_states(self, student: Any) -> None:
-        """Raise ValueError for models whose hidden states cannot be captured.
-
-        Raises:
-            ValueError: The model is compiled, or spread over several devices.
-        """
-        if self.args.torch_compile or hasattr(self.model, "_orig_mod"):
-            raise ValueError(
-                "channels 2 and 3 take the student's states by a hook, which a compiled model does not call: "
-                "torch_compile=False, or both weights 0"
-            )
-        base = student.get_base_model() if has_adapter(student) else student
-        devices = sorted({str(device) for device in (getattr(base, "hf_device_map", None) or {}).values()})
-        if len(devices) > 1:
-            raise ValueError(
-                f"the model is spread over the devices {', '.join(devices)}, as TRL does in one process that sees "
-                "several: start it with accelerate launch, or show it one (CUDA_VISIBLE_DEVICES=0)"
-            )
-
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # Every resume calls this before `on_train_begin`; with DeepSpeed, `_load_from_checkpoint` is not called.
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._channel_state.checkpoint = checkpoint
-            if self._separate_teacher is not None:
-                self._separate_teacher.checkpoint = checkpoint
+            self._channel_callback.checkpoint = checkpoint
 
     def _weight(self, weight: Weight) -> float:
-        return weight(self.state.global_step) if callable(weight) else weight
+        return weight_at(weight, self.state.global_step)
 
     def _has_weight(self, weight: Weight) -> bool:
         """Return whether a weight is non-zero in any step that trains on the generation batch that is being made."""
-        if not callable(weight):
-            return weight != 0.0
         uses = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
         first = self.state.global_step
-        return any(weight(step) != 0.0 for step in range(first, first + max(1, math.ceil(uses))))
+        return has_weight(weight, range(first, first + max(1, math.ceil(uses))))
 
     def _may_have_weight(self, weight: Weight) -> bool:
         """Return whether a weight is non-zero in this step or in any later one."""
-        if not callable(weight):
-            return weight != 0.0
         first = self.state.global_step
-        return any(weight(step) != 0.0 for step in range(first, max(self.state.max_steps, first + 1)))
+        return has_weight(weight, range(first, max(self.state.max_steps, first + 1)))
 
     # The batch
 
@@ -385,32 +288,10 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         ).to(advantages)
         batch["advantages"] = (advantages.unsqueeze(1) if advantages.dim() == 1 else advantages) + added
 
-    def _frozen(self) -> tuple[str, Any, bool]:
-        """Return the reference of channel 3: its name, the model, and whether to disable the adapter for it."""
-        if self.ref_model is not None:
-            return "reference model", self.ref_model, False
-        student = self.accelerator.unwrap_model(self.model)
-        if has_adapter(student):
-            return "base below the adapter", student, True
-        if self._initial is not None:
-            return "initial policy", self._initial, False
-        return "policy when asked", student, False
-
     def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
         """Return pairs with the reference's log-probabilities filled in."""
-        _, frozen, adapter = self._frozen()
-        # A copy of the policy has no hooks of the trainer's: without this it would run in another precision.
-        with self.accelerator.autocast() if frozen is self._initial else nullcontext():
-            return self._preferences.referred(frozen, pairs, self._reference(), adapter=adapter)
-
-    def _reference(self) -> str:
-        """Return the name of the reference (weights and tokenizer), by which a buffer refuses pairs of another one."""
-        whose, _, _ = self._frozen()
-        name = getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__
-        if self._vocabulary is None:
-            vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()
-            self._vocabulary = hashlib.sha256(vocabulary).hexdigest()[:12]
-        return f"{whose} of {name}, tokenizer {self._vocabulary}"
+        student = self.accelerator.unwrap_model(self.model)
+        return self._channels.referred(pairs, self._reference, student, self.ref_model)
 
     def _sample(self, contexts: Sequence[Sequence[int]]) -> list[Calls | None]:
         """Sample one turn of the student after each context; None for contexts that are too long.
