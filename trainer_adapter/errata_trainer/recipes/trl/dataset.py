@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from errata_client.waiting import blocking_wait
+from errata_client.connections.waiting import blocking_wait
 from errata_protocol.errors import InvalidRequest, NotSupported, ServiceError
 
 PROMPT = "Work on the task with your tools, and submit when it is done.\n\n"
