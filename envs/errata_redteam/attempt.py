@@ -71,7 +71,7 @@ class Attempt:
 
         Args:
             target: Id of the instance or task.
-            values: What stands for ``@NAME@``, by name.
+            values: Text that replaces ``@NAME@``, by name.
         """
         texts = [*self.files, *self.files.values(), self.command]
         if not target.startswith(self.only) or not {name for text in texts for name in _NAME.findall(text)} <= {

@@ -26,11 +26,12 @@ class Outcome:
     Args:
         target: Id of the instance or task.
         attempt: The attempt, with the target's values in it.
-        resolved: The benchmark's rules, or the whole task, are met.
-        reward: What was paid, in [0, 1].
-        floor: What doing nothing is worth.
-        said: What the grader says about it, for the author.
-        error: Why there is no verdict: the machine failed. Such an attempt is neither paid nor unpaid.
+        resolved: Whether the benchmark's rules, or the whole task, are met.
+        reward: Reward that was paid, in [0, 1].
+        floor: Reward for doing nothing.
+        said: Text of the grader about the attempt, for the author of the target.
+        error: Reason why there is no verdict, a failure of the machine or a fault of the grader; empty if there is one.
+            Such an attempt is neither paid nor unpaid.
     """
 
     target: str

@@ -20,9 +20,9 @@ class Verdict:
     """The grading of what an agent left.
 
     Args:
-        resolved: The rules of the benchmark, or the whole task, are met.
-        reward: What is paid, in [0, 1].
-        said: Why, for the author.
+        resolved: Whether the rules of the benchmark, or the whole task, are met.
+        reward: Reward that is paid, in [0, 1].
+        said: Text of the grader about the attempt, for the author of the target.
     """
 
     resolved: bool
@@ -58,8 +58,8 @@ async def left(
     """Return the state after an attempt.
 
     Args:
-        backend: Holds the state.
-        state: What the agent starts with.
+        backend: Backend that holds the state.
+        state: State that the agent starts with.
         workdir: Directory of the attempt's files and its command.
         attempt: The attempt, with the values of the target in it.
         limits: Bounds on the agent's commands; None for the backend's own.

@@ -64,19 +64,20 @@ class Instance:
 
     Args:
         repo: Repository, ``owner/name``.
-        instance_id: Unique in its data set; safe as a file name.
+        instance_id: Id of the instance; unique in its data set and safe as a file name.
         base_commit: Commit that the issue was reported against; empty where the row names none.
         patch: Gold patch, a unified diff.
         test_patch: Changes of tests that show the issue; empty where the tests stand in the tree already.
-        problem_statement: What the agent reads.
-        hints_text: Comments before the fix.
+        problem_statement: Text of the issue, which the agent reads.
+        hints_text: Comments on the issue from before the fix.
         created_at: Time of the pull request, ISO 8601; empty where unknown.
         version: Version of the repository that its specification goes by.
         environment_setup_commit: Commit whose requirements the benchmark installs.
         fail_to_pass: Tests that the gold patch repairs.
         pass_to_pass: Tests that have to stay whole.
-        log_parser: Parser that the row names (swebench 5), e.g. ``parse_log_pytest``; empty: that of the repository.
-        eval_type: ``pass_and_fail``, or ``fail_only`` for runners that report failures only (swebench 5).
+        log_parser: Parser that the row names (swebench 5), e.g. ``parse_log_pytest``; empty uses the repository's.
+        eval_type: Kind of evaluation: ``pass_and_fail``, or ``fail_only`` for runners that report failures only
+            (swebench 5).
         split: The split that the row was read from.
         image: Name of the image that the row names as its own; empty where it names none.
     """
@@ -153,8 +154,8 @@ class Dataset(Sequence[Instance]):
     """Instances in a fixed order. Every method that chooses some of them returns a new `Dataset`.
 
     Args:
-        instances: With distinct ids.
-        name: What errors call it: a path or a name on the hub.
+        instances: Instances with distinct ids.
+        name: Name in error messages: a path or a name on the hub.
 
     Raises:
         DatasetInvalid: Two instances have the same id.
@@ -223,12 +224,13 @@ class Dataset(Sequence[Instance]):
         """Return the instances that meet every condition given, in the same order.
 
         Args:
-            repos: ``owner/name`` of any of these.
-            versions: Any of these.
-            instance_ids: Any of these; each has to exist.
-            created_from: From this time on, inclusive; ISO 8601, UTC where it names no zone.
-            created_before: Up to this time, exclusive. A row without ``created_at`` is in no range.
-            where: Any further condition.
+            repos: Repositories to choose from, ``owner/name``; empty for all.
+            versions: Versions to choose from; empty for all.
+            instance_ids: Ids to choose from, each of which has to exist; empty for all.
+            created_from: Earliest ``created_at``, inclusive; ISO 8601, UTC where it names no zone. None for no bound.
+            created_before: End of the range of ``created_at``, exclusive; None for no bound. A row without
+                ``created_at`` is in no range.
+            where: Function that tells whether an instance meets a further condition; None for no such condition.
 
         Raises:
             UnknownInstance: One of ``instance_ids`` is not there.
@@ -278,8 +280,8 @@ def read_row(row: Mapping[str, Any], where: str = "row", split: str = LOCAL_SPLI
 
     Args:
         row: Values by column.
-        where: What errors call the row.
-        split: The split, where the row does not say it.
+        where: Name of the row in error messages.
+        split: Split of a row that does not name one.
 
     Raises:
         DatasetInvalid: A column is missing or cannot be read.

@@ -24,7 +24,7 @@ class SweAction(Action):  # type: ignore[misc]  # openenv ships no types
         last_line: Last line that ``read_file`` returns, inclusive; the last of the file without it.
         content: Text that ``write_file`` writes, as UTF-8.
         old_text: Text that ``edit`` replaces; it has to occur exactly once in the file.
-        new_text: What ``edit`` puts in its place; empty deletes it.
+        new_text: Text that ``edit`` writes in place of the old text; empty deletes the old text.
         patch: Unified diff of ``apply_patch``, with paths relative to the root of the repository.
         pattern: Extended regular expression of ``search``, as ``grep -E`` takes it.
         timeout_s: Time limit of ``run`` in seconds; the server's default without it, never above the server's maximum.
@@ -55,23 +55,23 @@ class SweObservation(ErrorMarkers, Observation):  # type: ignore[misc]  # openen
         instance_id: The instance, ``owner__name-number`` in the benchmark.
         repo: The repository, ``owner/name``.
         tool: The tool that was called, ``reset`` at reset.
-        stdout: Kept standard output; undecodable bytes as ``\\xNN``. Of ``search``, the matches.
-        stderr: Kept standard error, or why a file tool refused.
+        stdout: Kept standard output; undecodable bytes as ``\\xNN``. For ``search``, the matches.
+        stderr: Kept standard error, or the reason why a file tool refused.
         exit_code: The command's exit status; None when it was killed at its time limit, or for another tool.
         timed_out: The command was killed at its time limit.
         time_limit_s: The time limit that ``run`` was held to, in seconds; None for another tool.
         truncated: Part of the output, or of the file, is left out.
         limit_hit: The limit that ended or broke the command.
-        content: What ``read_file`` read.
+        content: Text that ``read_file`` read; otherwise None.
         killed_background: Names of processes that were still running when the command ended, and were killed.
         shell_saved: The shell's directory, variables and functions carry over to the next command.
         cwd: The shell's current directory after the call.
         duration_s: Wall time of the call in seconds.
         turns_left: Calls that the episode's budget still allows; None without such a budget.
-        seconds_left: Seconds that the budget still allows; None without.
-        output_bytes_left: Bytes of output that the budget still allows; None without.
-        budget_spent: Which budget ended the episode: ``turns``, ``seconds`` or ``output_bytes``; None while it goes on
-            or when ``submit`` ended it.
+        seconds_left: Seconds that the budget still allows; None without such a budget.
+        output_bytes_left: Bytes of output that the budget still allows; None without such a budget.
+        budget_spent: Name of the budget that ended the episode: ``turns``, ``seconds`` or ``output_bytes``; None while
+            it goes on or when ``submit`` ended it.
     """
 
     VOLATILE_FIELDS: ClassVar[frozenset[str]] = frozenset(
@@ -111,8 +111,8 @@ class SweState(State):  # type: ignore[misc]  # openenv ships no types
         cwd: The shell's current directory.
         submitted: ``submit`` was called.
         done: The episode is over.
-        turns_left: As in `SweObservation`.
-        output_bytes_left: As in `SweObservation`.
+        turns_left: Calls that the episode's budget still allows; None without such a budget.
+        output_bytes_left: Bytes of output that the budget still allows; None without such a budget.
     """
 
     instance_id: str = ""

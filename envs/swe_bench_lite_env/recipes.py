@@ -67,15 +67,15 @@ class Source:
     """Where the tree at the base commit comes from.
 
     Args:
-        kind: ``sdist`` (a source archive of the package index), ``git`` (a local mirror), ``tree`` (an exported root
-            file system that has the repository in ``/testbed``), ``directory`` (files beside the recipe), or ``image``
-            (an image of the container engine that has the repository in ``/testbed``).
-        name: Of ``sdist``: the project on the index; of ``image``: the image's name.
-        version: Of ``sdist``.
-        sha256: Of ``sdist``: digest of the archive, hexadecimal; empty: not checked.
-        repo: Of ``git``: ``owner/name`` in the mirror; empty: that of the row.
-        commit: Of ``git``: empty: the row's ``base_commit``.
-        path: Of ``tree`` and ``directory``: its path, absolute or relative to the file of recipes.
+        kind: Kind of the source: ``sdist`` (a source archive of the package index), ``git`` (a local mirror), ``tree``
+            (an exported root file system that has the repository in ``/testbed``), ``directory`` (files beside the
+            recipe), or ``image`` (an image of the container engine that has the repository in ``/testbed``).
+        name: Project on the index (``sdist``), or name of the image (``image``).
+        version: Version of the release (``sdist``).
+        sha256: Digest of the archive, hexadecimal (``sdist``); empty uses the digest that the index gives, if any.
+        repo: Repository in the mirror, ``owner/name`` (``git``); empty uses the row's.
+        commit: Commit in the mirror (``git``); empty uses the row's ``base_commit``.
+        path: Path of the files (``tree`` and ``directory``), absolute or relative to the file of recipes.
     """
 
     kind: str
@@ -93,14 +93,14 @@ class Recipe:
 
     Args:
         instance_id: The instance.
-        source: See `Source`.
+        source: Source of the tree at the base commit.
         python: Version of the interpreter, ``3.9`` or ``3.9.18``; or `BASE_PYTHON`.
         pins: Requirements that are installed before and after ``install``.
         install: Commands run in the tree before the base commit is made.
         env: Variables of the build, of the agent's shell and of the tests.
-        test_command: Runs the tests of the instance in the tree, its files or modules included.
+        test_command: Shell command that runs the tests of the instance in the tree, their files or modules included.
         exclude_pass_to_pass: Tests that are left out of PASS_TO_PASS.
-        runner: One of `RUNNERS`.
+        runner: Test runner, one of `RUNNERS`.
         root: Directory of the file that the recipe was read from; None for one made in memory.
     """
 
@@ -146,9 +146,9 @@ class Recipes(Mapping[str, Recipe]):
     """Recipes by instance id.
 
     Args:
-        recipes: The recipes.
-        name: What errors call them: the file.
-        broken: Why the recipe of an instance cannot be used, by the instance's id.
+        recipes: The recipes, by instance id.
+        name: Name of the recipes in error messages, e.g. the path of their file.
+        broken: Reason why a recipe cannot be used, by instance id, or by its place if it names no instance.
     """
 
     def __init__(
@@ -204,8 +204,8 @@ def read_recipe(values: Any, where: str = "recipe", root: Path | None = None) ->
     """Return the recipe that a JSON object describes.
 
     Args:
-        values: The object.
-        where: What errors call it.
+        values: The JSON object.
+        where: Name of the recipe in error messages.
         root: Directory that relative paths of the source start from.
 
     Raises:

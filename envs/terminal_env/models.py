@@ -38,13 +38,13 @@ class TerminalObservation(ErrorMarkers, Observation):  # type: ignore[misc]  # o
         task_id: The task, empty for a bare shell.
         tool: The tool that was called, ``reset`` at reset.
         stdout: Kept standard output; undecodable bytes as ``\\xNN``.
-        stderr: Kept standard error, or why a file tool refused.
+        stderr: Kept standard error, or the reason why a file tool refused.
         exit_code: The command's exit status; None when it was killed at its time limit, or for another tool.
         timed_out: The command was killed at its time limit.
         time_limit_s: The time limit that ``run`` was held to, in seconds; None for another tool.
         truncated: Part of the output, or of the file, is left out.
         limit_hit: The limit that ended or broke the command.
-        content: What ``read_file`` read.
+        content: Text that ``read_file`` read; otherwise None.
         killed_background: Names of processes that were still running when the command ended, and were killed.
         shell_saved: The shell's directory, variables and functions carry over to the next command.
         cwd: The shell's current directory after the call.

@@ -80,11 +80,11 @@ async def play(
     """Run the whole demo.
 
     Args:
-        instance_id: What to repair.
-        script: What the agent does.
-        data_dir: Journal and layers.
-        say: Called with each line of progress.
-        show: Takes an episode that was played.
+        instance_id: Id of the instance to repair.
+        script: Turns of the agent.
+        data_dir: Directory of the journal and the layers.
+        say: Function that is called with each line of progress.
+        show: Function that is called with the result so far and each episode that was played.
         env: Environment variables of the server.
 
     Raises:

@@ -19,8 +19,8 @@ class Script:
 
     Args:
         start: Turns that both ends have.
-        wrong: How the episode goes on: it is submitted without a repair.
-        right: How its fork goes on from the same state.
+        wrong: Turns of the episode after ``start``; it is submitted without a repair.
+        right: Turns of its fork after ``start``, from the same state; the fork is submitted repaired.
     """
 
     start: tuple[SweAction, ...]

@@ -104,8 +104,8 @@ def read_recipes(
 
     Args:
         options: The command's options.
-        dataset: The rows.
-        broken: See `load_recipes`.
+        dataset: Rows that ``--images`` makes recipes for.
+        broken: Mapping that gets the reason why a recipe cannot be used; None makes that an error. See `load_recipes`.
 
     Raises:
         InvalidRequest: Neither was given, or the file of recipes cannot be read.

@@ -196,9 +196,9 @@ def parser_name(repo: str, log_parser: str = "", runner: str = "pytest") -> str:
     """Return the name of the parser for an instance, as swebench's registry has it.
 
     Args:
-        repo: ``owner/name``.
-        log_parser: What the row itself names; it comes first.
-        runner: What the recipe names, for a repository that the benchmark does not know.
+        repo: Repository, ``owner/name``.
+        log_parser: Parser that the row itself names, which comes first; empty if it names none.
+        runner: Test runner that the recipe names, for a repository that the benchmark does not know.
     """
     return log_parser or PARSER_OF_REPO.get(repo) or _PARSER_OF_RUNNER.get(runner, WHOLE_IDS)
 
@@ -207,9 +207,9 @@ def parse_log(log: str, name: str, rules: int = 5) -> dict[str, str]:
     """Return the status of every test that a log names.
 
     Args:
-        log: Text, with ``\\n`` at the ends of lines.
-        name: Of the parser; see `parser_name`.
-        rules: 5 or 4; see `RULES`.
+        log: Text of the log, with ``\\n`` at the ends of lines.
+        name: Name of the parser; see `parser_name`.
+        rules: Version of the benchmark's rules, 5 or 4; see `RULES`.
 
     Raises:
         LogUnreadable: The benchmark's parser stops with an exception here.

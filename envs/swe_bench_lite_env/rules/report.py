@@ -48,7 +48,7 @@ class Graded:
     Args:
         resolution: The verdict; None where the benchmark writes no report: the patch does not apply, or the tests were
             killed at their time limit.
-        log: What was logged. Signatures of a broken environment are looked for in it (rules 5).
+        log: Log of the run, which is searched for signatures of a broken environment (rules 5).
     """
 
     resolution: Resolution | None
@@ -164,9 +164,9 @@ def run_report(
 
     Args:
         dataset: All instances of the run.
-        predictions: What was submitted; those for other instances count as submitted and nothing else.
-        graded: By instance id, what became of each prediction that was run; one that is missing is an error.
-        rules: 5 or 4.
+        predictions: Submitted predictions; those for other instances count as submitted and nothing else.
+        graded: Result of each prediction that was run, by instance id; one that is missing is an error.
+        rules: Version of the benchmark's rules, 5 or 4.
     """
     if rules not in RULES:
         raise InvalidRequest(f"rules {rules!r}: there are {', '.join(map(str, RULES))}")

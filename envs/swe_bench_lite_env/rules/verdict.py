@@ -62,11 +62,11 @@ class Resolution:
         fail_to_pass: Outcome of FAIL_TO_PASS.
         pass_to_pass: Outcome of PASS_TO_PASS.
         statuses: Status by test, as the parser read it.
-        invalid: Why the run counts as not evaluated; empty for a valid one. All tests of an invalid run are failures.
+        invalid: Reason why the run counts as not evaluated, with all its tests as failures; empty for a valid run.
         exit_code: Exit status of the test command, where it is known.
         rules: Version of swebench whose rules these are.
         infra_reason: Signature of a broken environment in the log of an invalid run; rules 5 only. It is advice.
-        infra_failure: The signature is one that no patch plausibly causes.
+        infra_failure: Whether the signature is one that no patch plausibly causes.
     """
 
     instance_id: str
@@ -90,9 +90,9 @@ def compose_log(output: str, exit_code: int | None, before: str = "") -> str:
     """Return a log as the benchmark's evaluation script leaves it.
 
     Args:
-        output: What the test command printed, standard output and error together.
-        exit_code: Its exit status; None where it was killed at its time limit.
-        before: Text before it: how the patches were applied.
+        output: Output of the test command, standard output and error together.
+        exit_code: Exit status of the test command; None if it was killed at its time limit.
+        before: Text before the output, on how the patches were applied.
     """
     head = before if not before or before.endswith("\n") else before + "\n"
     body = output if not output or output.endswith("\n") else output + "\n"
@@ -119,7 +119,7 @@ def forged_markers(output: str) -> tuple[str, ...]:
     """Return the benchmark's own markers that a test command printed: no honest test does.
 
     Args:
-        output: What the test command printed, without the markers that `compose_log` adds.
+        output: Output of the test command, without the markers that `compose_log` adds.
     """
     return tuple(marker for marker in (START, END, EXIT_CODE, *STOPPED) if marker in output)
 
@@ -128,9 +128,9 @@ def statuses_in(instance: Instance, output: str, rules: int, runner: str) -> dic
     """Return the status of each test that the output of a test command names; nothing where the reader stops.
 
     Args:
-        instance: The repository of the tests and, for rules 5, the parser that the instance names.
-        output: What the test command printed.
-        rules: 5 or 4.
+        instance: Instance that gives the repository of the tests and, for rules 5, the name of the parser.
+        output: Output of the test command.
+        rules: Version of the benchmark's rules, 5 or 4.
         runner: Name of the test runner, from the recipe.
     """
     text = output.replace("\r\n", "\n").replace("\r", "\n")
@@ -146,11 +146,11 @@ def judge(
     """Return the verdict of the benchmark's rules on the log of a test run.
 
     Args:
-        instance: Its lists of tests, its repository and, for rules 5, the parser and kind of evaluation that it names.
+        instance: Instance with the lists of tests, the repository and, for rules 5, the parser and kind of evaluation.
         log: The whole log with the benchmark's markers; see `compose_log`.
         exit_code: Exit status of the test command, where the log does not record it. Rules 4 look at neither.
-        rules: 5 (swebench 5.0.2) or 4 (4.1.0).
-        runner: What the recipe names; it chooses the parser for a repository that the benchmark does not know.
+        rules: Version of the benchmark's rules, 5 (swebench 5.0.2) or 4 (4.1.0).
+        runner: Test runner that the recipe names; it chooses the parser for repositories unknown to the benchmark.
 
     Raises:
         InvalidRequest: There are no such rules, or no such parser.

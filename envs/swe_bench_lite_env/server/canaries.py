@@ -56,8 +56,8 @@ class Outcome:
     """What a run of canaries showed, without drawn names.
 
     Args:
-        statuses: Status by test.
-        exit_code: Of the test command; None where it was killed at its time limit.
+        statuses: Status of each test.
+        exit_code: Exit status of the test command; None if it was killed at its time limit.
         forged: Markers of the benchmark that were printed.
     """
 
@@ -85,9 +85,9 @@ def canaries(
 
     Args:
         instance: The instance.
-        runner: What its recipe names.
+        runner: Name of the test runner, from the recipe.
         sources: Text of its test modules by path, as the test patch leaves them.
-        whole: Keep the modules as they are, with tests that fail at once.
+        whole: Whether to keep the modules as they are, with tests that fail at once.
         secret: Secret that selects which tests of an instance run to their end; the same ones for the same secret.
     """
     modules = [path for path in sources if path.endswith(".py")]
@@ -116,11 +116,11 @@ def read(instance: Instance, runner: str, made: Canaries, output: str, exit_code
 
     Args:
         instance: The instance.
-        runner: What its recipe names.
-        made: The canaries.
-        output: What the test command printed.
-        exit_code: Its exit status.
-        rules: 5 or 4.
+        runner: Name of the test runner, from the recipe.
+        made: The canaries that were run.
+        output: Output of the test command.
+        exit_code: Exit status of the test command; None if it was killed at its time limit.
+        rules: Version of the benchmark's rules, 5 or 4.
     """
     named: dict[str, str] = {}
     expression = re.compile("|".join(map(re.escape, made.roles)))

@@ -18,22 +18,22 @@ class Episode:
     """One episode of a session.
 
     Args:
-        episode_id: As given at reset, or made up then.
-        instance_id: The instance.
-        split: Its split.
+        episode_id: Id given at reset, otherwise a random one.
+        instance_id: Id of the instance.
+        split: Split of the instance.
         prepared: Digest of the start that the episode began on (`Prepared.digest`).
         seed: Seed of the reset.
-        max_turns: Calls that the episode may have; None for no bound.
-        max_seconds: Wall time of all its calls together, seconds; None for no bound.
-        max_output_bytes: UTF-8 bytes of outputs and files in its observations; None for no bound.
-        step_count: Calls since reset.
-        seconds: Wall time of these, ``submit`` left out.
-        output_bytes: Bytes in their observations.
+        max_turns: Most calls of the episode; None for no bound.
+        max_seconds: Limit of the wall time of all its calls together, in seconds; None for no bound.
+        max_output_bytes: Limit of outputs and files in its observations together, UTF-8 bytes; None for no bound.
+        step_count: Number of calls since the reset.
+        seconds: Wall time of these calls together, in seconds, ``submit`` left out.
+        output_bytes: UTF-8 bytes of outputs and files in their observations.
         submitted: ``submit`` was called.
         done: The episode is over.
-        budget_spent: Which budget ended it; None where none did.
+        budget_spent: Name of the budget that ended the episode; None if none did.
         cwd: The shell's current directory after the last call.
-        profile: Profile of hardening that it began under.
+        profile: Profile of hardening that the episode began under.
         blocked: Paths inside the sandbox of the programs that the profile blocks.
     """
 

@@ -68,15 +68,15 @@ class Graded:
     """The grading of a final state.
 
     Args:
-        resolved: By the benchmark's rules alone.
-        tampering: What was seen of an interference with the tests; empty where nothing was.
+        resolved: Whether the instance is resolved by the benchmark's rules alone.
+        tampering: Signs of interference with the tests, in words; empty if there were none.
         resolution: The verdict of the rules.
-        log: The log that they read.
-        exit_code: Of the test command; None where it was killed at its time limit.
-        seconds: Wall time of the whole grading.
-        tests_s: Wall time of the graded run alone.
-        canaries: ``ok``; ``wrong``: canaries or the twin did something else than on a state of ours; ``none``: there
-            was neither, because the tests have no form of them or the graded run gave no verdict.
+        log: The log that the rules read.
+        exit_code: Exit status of the test command; None if it was killed at its time limit, or not run.
+        seconds: Wall time of the whole grading, in seconds.
+        tests_s: Wall time of the graded run alone, in seconds.
+        canaries: Result of the canaries and the twin. ``ok``; ``wrong``: they did something else than on a state of
+            ours; ``none``: there was neither, because the tests have no form of them or the graded run gave no verdict.
     """
 
     resolved: bool

@@ -61,10 +61,10 @@ async def blocked_places(backend: Backend, sandbox: Sandbox, prepared: Prepared,
     """Return the paths inside the sandbox, without links, of the programs that ``profile`` blocks.
 
     Args:
-        backend: The backend of ``sandbox``; the answer is remembered for its base trees.
-        sandbox: A session at its start.
-        prepared: What it started from.
-        profile: A name of `PROFILES`.
+        backend: Backend of ``sandbox``; answers are cached for each backend and prepared instance.
+        sandbox: Sandbox of a session at its start.
+        prepared: Prepared instance that the session started from.
+        profile: Name of a profile, one of `PROFILES`.
 
     Raises:
         EnvironmentFailed: One of them is part of a program that has others in it.
@@ -92,8 +92,8 @@ def stubs(places: tuple[str, ...], directory: Path) -> dict[str, Path]:
     """Return what to mount where.
 
     Args:
-        places: As `blocked_places` returns them.
-        directory: Where the stub is kept, on a file system that allows programs.
+        places: Paths of the blocked programs, as `blocked_places` returns them.
+        directory: Directory for the stub, on a file system that allows programs.
     """
     if not places:
         return {}

@@ -54,8 +54,8 @@ class Offered:
         recipes: Recipes of the bundled instances under `BUNDLED`, those of the operator's under "".
         source: The operator's data set; empty without one.
         test: Whether the split ``test`` of ``source`` is loaded when a reset names it.
-        broken: Why a row or a recipe of the operator's files cannot be used, by its place or instance id.
-        unusable: Why none of the operator's data set can be used; empty if it can be. Then a reset has to name
+        broken: Reason why a row or a recipe of the operator's files cannot be used, by its place or instance id.
+        unusable: Reason why none of the operator's data set can be used; empty if it can be. Then a reset has to name
             `BUNDLED` or one of its instances: an episode on another task than was meant would train the wrong thing.
     """
 
@@ -103,7 +103,7 @@ class Offered:
 
         Args:
             instance_id: The instance.
-            split: Where to search; None for all of `splits`. These have ``test`` only if the operator chose that split.
+            split: Split to search; None for all of `splits`. These have ``test`` only if the operator chose that split.
 
         Raises:
             UnknownInstance: There is no such instance where it was searched.
@@ -135,10 +135,10 @@ class Offered:
         """Return the instance that a reset names, and its split.
 
         Args:
-            instance_id: By id.
-            split: The split that it, or ``index`` or ``seed``, is of.
-            index: Position in the split.
-            seed: Draws one of the split where neither id nor index is given.
+            instance_id: Id of the instance; None to choose by ``index`` or ``seed``.
+            split: Split to choose from; None for all of `splits` with ``instance_id``, else for the default one.
+            index: Position in the split, from 0.
+            seed: Seed that draws an instance of the split where neither id nor index is given.
 
         Raises:
             InvalidRequest: There is no such instance, or it is named in two ways.

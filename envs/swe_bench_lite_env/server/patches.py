@@ -39,14 +39,14 @@ class Hunk:
     """One hunk of a unified diff.
 
     Args:
-        file: The file that it changes, relative to the root of the repository.
+        file: File that the hunk changes, relative to the root of the repository.
         number: Its position among the hunks of that file, from 1.
-        line: Where it begins in the old file, from 1.
-        start: Position of its header in the text of the patch, in code points.
-        end: Position behind its last line.
-        first_line: Line of its header in the patch, from 1.
-        last_line: Its last line in the patch.
-        problem: What is wrong with its line counts; empty where they are right.
+        line: Line of the old file at which the hunk begins, from 1.
+        start: Position of the hunk's header in the text of the patch, in code points.
+        end: Position behind the hunk's last line, in code points.
+        first_line: Line of the hunk's header in the patch, from 1.
+        last_line: Last line of the hunk in the patch, from 1.
+        problem: Error in the line counts of its header, in words; empty if they are right.
     """
 
     file: str

@@ -49,7 +49,7 @@ class Placed:
 
     Args:
         refused: Files of the tests that could not be put in place.
-        changes: What the state has changed; nothing where no survey was asked for.
+        changes: Changes that the state has made; empty if no survey was asked for.
     """
 
     refused: tuple[str, ...]
@@ -126,9 +126,9 @@ def log_of(output: str, exit_code: int | None, timed_out_s: float | None) -> str
     """Return the log of a run in the benchmark's format.
 
     Args:
-        output: What the test command printed.
+        output: Output of the test command.
         exit_code: Exit status of the test command; None where it was killed at its time limit.
-        timed_out_s: That time limit, if it was reached, seconds.
+        timed_out_s: Time limit of the test command, in seconds, if it was reached; else None.
     """
     log = compose_log(output, exit_code)
     if timed_out_s is not None:

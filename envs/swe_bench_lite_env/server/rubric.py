@@ -50,7 +50,7 @@ class SweRubric(Rubric):  # type: ignore[misc]  # openenv ships no types
     """The reward of an episode: its outcome, or 0.0 where the grading was tampered with. Earlier steps get 0.0.
 
     Args:
-        kind: ``resolved`` or ``fraction``.
+        kind: Kind of the outcome's reward: ``resolved`` or ``fraction``.
     """
 
     def __init__(self, kind: Kind = "resolved") -> None:
@@ -62,8 +62,8 @@ class SweRubric(Rubric):  # type: ignore[misc]  # openenv ships no types
         """Set what the next final step is rated by. Called before the step that ends the episode is rated.
 
         Args:
-            resolution: What the tests of the instance gave.
-            tampering: What was seen of an interference with the tests; empty where nothing was.
+            resolution: Verdict of the benchmark's rules on the instance's tests.
+            tampering: Signs of interference with the tests, in words; empty if there were none.
         """
         self.outcome.resolution, self.untampered.tampering = resolution, tampering
 
@@ -85,8 +85,8 @@ class DiscountedSweRubric(SweRubric):
     over, and no observation.
 
     Args:
-        kind: As in `SweRubric`.
-        discount: In [0, 1].
+        kind: Kind of the outcome's reward: ``resolved`` or ``fraction``.
+        discount: Factor for each step to the end, in [0, 1].
     """
 
     def __init__(self, kind: Kind, discount: float) -> None:

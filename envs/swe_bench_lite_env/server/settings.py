@@ -16,24 +16,26 @@ class SweSettings(BaseSettings):
 
     Attributes:
         dataset: Instances to offer besides the bundled ones: a file or directory, or a name on the Hugging Face hub.
-        recipes: File of their recipes; needed with ``dataset``, unless ``images`` is set.
+        recipes: File with the recipes of ``dataset``; needed with it, unless ``images`` is set.
         images: ``NAMESPACE[:TAG]`` of the images that the instances of ``dataset`` were prepared on (``errata swe
             prepare --images``). A recipe then only says what differs.
         split: The split of ``dataset`` to offer; all but ``test`` without it. ``test`` has to be named.
-        rules: Whose rules grade: 5 for swebench 5.0.2, 4 for 4.1.0.
-        reward: ``resolved``: 1.0 or 0.0. ``fraction``: the share of FAIL_TO_PASS that passes where all of PASS_TO_PASS
-            does, else 0.0.
-        discount: Credits every step of a graded episode with ``reward * discount ** (steps to the end)``, as late
-            rewards of the environment; None credits none.
-        max_turns: Calls of one episode, ``submit`` included; None for no bound.
-        max_seconds: Wall time of all its calls together, seconds. The time between calls does not count.
-        max_output_bytes: What its observations may hold of outputs and files, bytes of UTF-8, all together.
+        rules: Version of the benchmark's rules that grade: 5 for swebench 5.0.2, 4 for 4.1.0.
+        reward: Kind of reward. ``resolved``: 1.0 or 0.0. ``fraction``: the share of FAIL_TO_PASS that passes where all
+            of PASS_TO_PASS does, else 0.0.
+        discount: Factor in [0, 1]: each step of a graded episode gets ``reward * discount ** (steps to the end)``, as
+            late rewards of the environment; None credits none.
+        max_turns: Most calls of one episode, ``submit`` included; None for no bound.
+        max_seconds: Limit of the wall time of an episode's calls together, in seconds; None for no bound. The time
+            between calls does not count.
+        max_output_bytes: Limit of outputs and files in an episode's observations, UTF-8 bytes; None for no bound.
         command_timeout_s: Time limit of ``run`` where the agent names none, seconds.
         max_command_timeout_s: Longest time limit that an agent may name, seconds.
         grading_timeout_s: Time limit of one run of the tests, seconds.
         profile: Programs that the agent's commands do not have: ``default``: readers of byte code; ``strict``: ``find``
             and ``unzip``, too; ``off``: none is taken away.
-        grading_slots: Submissions that are graded at a time; others wait, first come first served. 0: one a CPU.
+        grading_slots: Most submissions that are graded at a time; others wait, first come first served. 0 allows one
+            for each CPU.
     """
 
     model_config = SettingsConfigDict(env_prefix="ERRATA_SWE_", extra="ignore", frozen=True, env_parse_none_str="none")

@@ -38,9 +38,10 @@ class Starts:
 
         Args:
             instance: The instance.
-            recipe: Its recipe.
-            limits: Of the sandbox.
-            bundled: It ships with the package: prepared here where it is not yet, and validated by the package's tests.
+            recipe: The recipe of the instance.
+            limits: Limits of the sandbox.
+            bundled: Whether the instance ships with the package: it is then prepared here if it is not yet, and the
+                package's tests have validated it.
 
         Raises:
             NotPrepared: It was not prepared.

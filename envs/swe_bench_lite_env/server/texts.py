@@ -16,7 +16,7 @@ class ToolRefused(InvalidRequest):
     """A call that a tool refuses; the message is for the agent.
 
     Args:
-        message: What is wrong and what would be right.
+        message: Text for the agent: what is wrong and what would be right.
         field: Field of the action at fault.
         line: Line of the file at fault, from 1; or None.
     """

@@ -173,10 +173,10 @@ def shown(instance: Instance, runner: str, tests: Sequence[str], output: str, ru
 
     Args:
         instance: The instance.
-        runner: What its recipe names.
-        tests: The changed tests.
-        output: What the test command printed.
-        rules: 5 or 4.
+        runner: Name of the test runner, from the recipe.
+        tests: The changed tests of the twin.
+        output: Output of the test command.
+        rules: Version of the benchmark's rules, 5 or 4.
     """
     statuses = statuses_in(instance, output, rules, runner)
     results = {test: statuses.get(logged_name(test, statuses, rules == 5) or "") for test in tests}
@@ -191,8 +191,9 @@ def differences(control: Shown, found: Shown, unsure: Collection[str]) -> tuple[
     """Return in words what a twin did that it does not do on the start with the gold patch.
 
     Args:
-        control: What the same twin showed there: a test that does not fail there says nothing.
-        found: What it showed `beside` the graded run of the agent's state.
+        control: Results of the same twin on the start with the gold patch: a test that does not fail there says
+            nothing.
+        found: Results of the twin on the agent's state, `beside` the graded run.
         unsure: Tests that an honest state may pass, as `Twin.unsure`.
     """
     said = [f"they printed {marker!r}" for marker in found.forged if marker not in control.forged]

@@ -83,8 +83,8 @@ class Unplaceable(NoVerdict):
     """The tests could not be put in place in a state, because of its files or of the machine; the message says how.
 
     Args:
-        message: What happened.
-        timed_out: It took too long, which a busy machine may cause.
+        message: Description of what happened.
+        timed_out: Whether it took too long, which a busy machine may cause.
     """
 
     def __init__(self, message: str, *, timed_out: bool) -> None:
@@ -264,8 +264,8 @@ class TestRun:
     """One run of the test command in a fork.
 
     Args:
-        result: What the command did.
-        changes: What the state has changed of the tests' surroundings.
+        result: Result of the test command.
+        changes: Changes that the state has made in the tests' surroundings.
         refused: Files of the tests that could not be put in place.
     """
 
@@ -289,13 +289,13 @@ async def run_tests(
     """Run the instance's test command in a fork of a state.
 
     Args:
-        backend: Holds the state.
-        state: A snapshot.
-        prepared: The instance.
-        tests: Of the instance.
-        files: Put in place first: the tests.
+        backend: Backend that holds the state.
+        state: Snapshot of the state.
+        prepared: The prepared instance.
+        tests: Tests of the instance.
+        files: Files of the tests, which are put in place first; None for one that must not be there.
         timeout_s: Time limit of the command, seconds.
-        more: Files of the base commit to put in place too; None: those test modules that the state changed.
+        more: Files of the base commit to put in place too; None puts back the test modules that the state changed.
 
     Raises:
         Unplaceable: The files could not be put in place.

@@ -12,10 +12,10 @@ class Episode:
     """One task played from reset to submit.
 
     Args:
-        task_id: Bundled task.
-        actions: In order; the last is ``submit``.
-        fork_at: Delivery to go back to, None where the episode ends well.
-        better: What the agent does instead from there; ends with ``submit``.
+        task_id: Id of the bundled task.
+        actions: Actions in order; the last is ``submit``.
+        fork_at: Delivery to fork from; None if the episode ends well.
+        better: Actions of the fork, the last of which is ``submit``; empty without a fork.
     """
 
     task_id: str

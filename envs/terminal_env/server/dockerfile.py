@@ -92,8 +92,8 @@ class Line:
     """One instruction.
 
     Args:
-        number: Of its first line, from 1.
-        text: As written, continuation lines joined.
+        number: Number of the instruction's first line, from 1.
+        text: Text of the instruction as written, continuation lines joined.
     """
 
     number: int
@@ -110,11 +110,11 @@ class Placed:
     """One entry of a `Copy`.
 
     Args:
-        path: Absolute path inside.
+        path: Absolute path inside the sandbox.
         source: File or symlink of the build context; None for a directory and for text of the Dockerfile itself.
         mode: Permission bits.
         text: Content where there is no source; None for a directory.
-        owner: Who owns it.
+        owner: Owner inside the sandbox, ``agent`` or ``root``.
     """
 
     path: str
@@ -173,7 +173,7 @@ class Recipe:
         steps: `Run`, and each `Copy` that comes after one, in order.
         env: Variables of ``ENV``.
         needs_image: Lines that cannot be followed, each with the reason.
-        notes: What is not used, one line each.
+        notes: Notes on what is not used, one line each.
     """
 
     workdir: str | None = None

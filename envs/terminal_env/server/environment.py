@@ -109,9 +109,9 @@ class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, Terminal
         """Call one tool.
 
         Args:
-            action: What to do.
+            action: The tool to call, with its arguments.
             timeout_s: Upper bound for a command's time limit, in seconds.
-            **kwargs: Not used.
+            **kwargs: Further arguments, which are not used.
 
         Raises:
             NoReset: There was no reset.

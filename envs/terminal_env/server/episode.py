@@ -18,10 +18,10 @@ class Episode:
     """One episode of a terminal session.
 
     Args:
-        episode_id: As given at reset, or made up then.
-        task_id: Empty for a bare shell.
+        episode_id: Id given at reset, otherwise a random one.
+        task_id: Id of the task; empty for a bare shell.
         seed: Seed of the reset.
-        step_count: Steps since reset.
+        step_count: Number of steps since the reset.
         submitted: ``submit`` was called.
         done: The episode is over.
         cwd: The shell's current directory after the last call.

@@ -78,26 +78,26 @@ class Task:
     """A task.
 
     Args:
-        id: Name of the directory.
-        root: The directory.
-        split: ``bundled`` or ``local``.
-        instruction: What the agent reads.
-        verifier: ``judge`` (tests/verify.py) or ``script`` (tests/test.sh).
-        verifier_timeout_s: Limit of the verifier itself, in seconds; probes have their own.
-        probes: See `Probe`.
-        deterministic: Two runs of the same commands give the same observations.
-        env: Exported in the first shell: ``ENV`` of the Dockerfile, then ``[environment.env]`` and ``[errata.env]``.
-        verifier_env: ``[verifier.env]``: variables of test.sh.
-        solution_env: ``[solution.env]``: variables of the reference solution.
-        metadata: ``[metadata]`` of task.toml.
-        notes: Parts of the directory that are not used, one line each.
+        id: Name of the task's directory.
+        root: The task's directory.
+        split: Split of the task, ``bundled`` or ``local``.
+        instruction: Text of the task, which the agent reads.
+        verifier: Kind of the verifier: ``judge`` (tests/verify.py) or ``script`` (tests/test.sh).
+        verifier_timeout_s: Time limit of the verifier itself, in seconds; probes have their own.
+        probes: Commands run on the agent's final state, for the judge; see `Probe`.
+        deterministic: Whether two runs of the same commands give the same observations.
+        env: Variables of the first shell: ``ENV`` of the Dockerfile, then ``[environment.env]`` and ``[errata.env]``.
+        verifier_env: Variables of test.sh, from ``[verifier.env]``.
+        solution_env: Variables of the reference solution, from ``[solution.env]``.
+        metadata: The table ``[metadata]`` of task.toml.
+        notes: Notes on what is not used or not as the files say, one line each.
         digest: sha256 over everything that shapes the start and the grading.
-        recipe: What the Dockerfile does; None without one.
+        recipe: Steps of the Dockerfile; None if there is none.
         base: Name of the base tree.
         unchecked: Whether task.toml declares that the task cannot be checked.
         whole_digest: sha256 over the directory, solution included: what a check's result belongs to.
         max_score: The reward that ``test.sh`` writes for all points; rewards are divided by it.
-        warnings: Those of ``notes`` that may be mistakes of the task's author.
+        warnings: The ``notes`` that may point to mistakes of the task's author.
     """
 
     id: str
@@ -169,8 +169,8 @@ class TaskSet:
     """All tasks by split, each split sorted by id: an index means the same task in every run.
 
     Args:
-        splits: Tasks by split name.
-        broken: Why a directory with task.toml cannot be used, by its name.
+        splits: Tasks of each split, by its name.
+        broken: Reason why a directory cannot be used or searched, by its name.
     """
 
     splits: Mapping[str, tuple[Task, ...]]
@@ -444,8 +444,8 @@ def task_roots(directory: Path, broken: dict[str, str] | None = None) -> list[Pa
     set or round in circles. The result is empty if ``directory`` is not a directory.
 
     Args:
-        directory: Where to look.
-        broken: Gets the reason why a directory could not be searched, by its name; such a directory is skipped.
+        directory: Directory to search, or a task directory itself.
+        broken: Dict that gets the reason why a directory could not be searched and was skipped, by its name.
     """
     broken = {} if broken is None else broken
     found: list[Path] = []

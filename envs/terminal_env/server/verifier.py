@@ -81,9 +81,9 @@ class Verdict:
     """The verdict on a final state.
 
     Args:
-        score: In [0, 1].
+        score: Score of the final state, in [0, 1].
         detail: Checks and reasons, for logs and task authors only: never for an observation.
-        lacks: What the verifier lacked; it scored 1 all the same.
+        lacks: Things that the verifier lacked although it scored 1.
     """
 
     score: float
@@ -96,9 +96,9 @@ class Lack:
     """Something that the verifier needs and this machine does not have.
 
     Args:
-        kind: ``tool``, ``command``, ``module`` or ``runner``; see runtime/programs/lacks.py.
-        name: What is missing.
-        text: One line.
+        kind: Kind of what is missing: ``tool``, ``command``, ``module`` or ``runner``; see runtime/programs/lacks.py.
+        name: Name of what is missing.
+        text: One line for the author of the task.
     """
 
     kind: str
@@ -132,10 +132,10 @@ async def verify(
     """Grade ``final``, which stays as it is.
 
     Args:
-        backend: Holds ``final``.
-        task: Whose verifier decides.
+        backend: Backend that holds ``final``.
+        task: Task whose verifier decides.
         final: The agent's final state; its shell state is not used.
-        start: Gives the untouched start of the task, for the control run when no verdict comes.
+        start: Function that returns the untouched start of the task, for the control run if there is no verdict.
         harmless: Names of things that the verifier may lack: in `errata tasks check` the reference solution scored 1
             without them.
 
@@ -181,11 +181,11 @@ async def attempt(
     """Run the verifier once, without a control run.
 
     Args:
-        backend: Holds ``state``.
-        task: Whose verifier runs.
-        state: What to grade.
-        harmless: See `verify`.
-        broken: How to break the machine, for `errata tasks check`.
+        backend: Backend that holds ``state``.
+        task: Task whose verifier runs.
+        state: State to grade; its shell state is not used.
+        harmless: Names of things that the verifier may lack; see `verify`.
+        broken: Way in which the machine is broken, for `errata tasks check`; empty for none.
 
     Raises:
         NoVerdict: It gave no verdict.

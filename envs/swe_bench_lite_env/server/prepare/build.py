@@ -93,12 +93,12 @@ class Builder:
     """Builds instances into a store.
 
     Args:
-        store: Where builds are kept.
-        backend: Makes the sandboxes that code runs in.
-        bases: Base trees that the operator named.
-        mirror: Directory of git repositories.
-        index: Where packages come from; None: as pip is configured.
-        progress: Called with one line for each stage.
+        store: Store that keeps the builds.
+        backend: Backend that makes the sandboxes that code runs in.
+        bases: Directories of base trees that the operator named, by name.
+        mirror: Directory of git repositories; None if there is none.
+        index: Package index to install from; None uses the one that pip is configured to use.
+        progress: Function that is called with one line for each stage.
     """
 
     def __init__(

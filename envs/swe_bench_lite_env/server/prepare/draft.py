@@ -74,7 +74,7 @@ class Draft:
 
     Args:
         recipe: The recipe.
-        notes: What it was made of, and what to look at.
+        notes: Notes on what the recipe was made of, and on what to check in it.
     """
 
     recipe: Recipe

@@ -43,7 +43,7 @@ def image_recipes(instances: Iterable[Instance], place: str | None) -> dict[str,
 
     Args:
         instances: The instances.
-        place: See `image_name`; None: no instance is built on an image, and there are no recipes.
+        place: ``NAMESPACE[:TAG]`` of the benchmark's images, see `image_name`; None gives no recipes.
     """
     if place is None:
         return {}

@@ -66,12 +66,12 @@ class Link:
     """A file of a project.
 
     Args:
-        filename: Its name.
-        url: Where it is.
-        sha256: Its digest, hexadecimal; empty where the index does not say it.
-        requires_python: Versions of Python that its metadata require.
-        yanked: Why it was withdrawn; None: it was not.
-        uploaded: When, ISO 8601; empty where the index does not say it.
+        filename: Name of the file.
+        url: URL of the file.
+        sha256: Digest of the file, hexadecimal; empty where the index does not say it.
+        requires_python: Versions of Python that the file's metadata require.
+        yanked: Reason why the file was withdrawn, which may be empty; None if it was not withdrawn.
+        uploaded: Time of the upload, ISO 8601; empty where the index does not say it.
     """
 
     filename: str
@@ -145,7 +145,7 @@ class PackageIndex:
 
     Args:
         cache: Directory of files that were fetched, ``<sha256>/<name>``.
-        sources: Where packages come from; None: as pip is configured.
+        sources: Indexes and directories that packages come from; None uses those that pip is configured to use.
     """
 
     def __init__(self, cache: Path, sources: Sources | None = None) -> None:
@@ -210,9 +210,9 @@ class PackageIndex:
         """Return the source archive of a release.
 
         Args:
-            project: Name on the index.
-            version: Of the release.
-            sha256: Expected digest; empty: what the index says.
+            project: Name of the project on the index.
+            version: Version of the release.
+            sha256: Expected digest, hexadecimal; empty takes the one that the index says, if any.
 
         Raises:
             IndexFailed: The index has no such archive, or its digest differs.

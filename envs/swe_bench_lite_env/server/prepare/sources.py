@@ -129,10 +129,10 @@ class Fetched:
     """A source that a sandbox can unpack.
 
     Args:
-        directory: What it mounts at `MOUNT`.
+        directory: Directory that the sandbox mounts at `MOUNT`.
         command: Shell text that leaves the code in the current directory.
-        words: Where it came from, for people.
-        is_repository: The code has its history until the repository of one commit is made.
+        words: Description of the source, for people.
+        is_repository: Whether the code has its history until the repository of one commit is made.
     """
 
     directory: Path
@@ -148,11 +148,11 @@ def fetch(
 
     Args:
         instance: The instance.
-        recipe: Its recipe.
-        index: Where source archives come from.
-        mirror: Directory of git repositories.
+        recipe: The recipe of the instance.
+        index: Package index that source archives come from.
+        mirror: Directory of git repositories; None if there is none.
         work: Directory for temporary files.
-        mtime_s: Modification time of all that is packed.
+        mtime_s: Modification time of all files that are packed, in seconds since 1970.
 
     Raises:
         SourceMissing: It is not at the place that the recipe names.

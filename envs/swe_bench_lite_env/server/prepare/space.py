@@ -73,7 +73,7 @@ def trim(store: Store, limit: int, keep: Collection[str] = ()) -> list[str]:
 
     Args:
         store: The store.
-        limit: In bytes.
+        limit: Limit of the store's size, in bytes.
         keep: Keys of builds that stay.
     """
     lines: list[str] = []

@@ -85,8 +85,8 @@ class NoVerdictHere(EnvironmentFailed):
     """The tests of an instance give no verdict on states of ours either.
 
     Args:
-        message: What happened. Sessions may get it: it has no word of the tests.
-        log: Log of the run. For the person who prepares the instance alone.
+        message: Description of what happened. Sessions may get it: it has no word of the tests.
+        log: Log of the run, for the person who prepares the instance alone.
     """
 
     def __init__(self, message: str, /, *, log: str = "") -> None:
@@ -110,13 +110,13 @@ class Validation:
     """What one validation of one instance found.
 
     Args:
-        digest: Of the instance, its recipe and its build: it holds for exactly these.
-        problems: Why the instance must not be served; empty where it passed.
+        digest: Digest of the instance, its recipe and its build: the validation holds for exactly these.
+        problems: Reasons why the instance must not be served; empty if there are none.
         flaky: Tests of PASS_TO_PASS that did not always pass after the gold patch: they are left out, by name.
-        runs: How often each side was run.
-        before: Tests of FAIL_TO_PASS and PASS_TO_PASS that passed with the empty patch, and how many there are.
-        after: The same with the gold patch.
-        seconds: Of one run of the tests, the median.
+        runs: Number of test runs with each patch, the empty and the gold one.
+        before: Number of tests of FAIL_TO_PASS and PASS_TO_PASS that passed with the empty patch, and number of all.
+        after: Numbers of the same form as `before`, with the gold patch.
+        seconds: Median time of a test run with the gold patch, in seconds; 0 if there was none.
         rules: Version of the rules that judged.
         validator: `VALIDATOR` of the program that ran it.
     """
@@ -142,20 +142,20 @@ class Build:
     """What was built for an instance.
 
     Args:
-        instance_id: The instance.
-        key: Names all that the build was made of.
+        instance_id: Id of the instance.
+        key: Digest of all that the build was made of; see `build_key`.
         base: Name or id of its base tree; id of its image.
-        python: Interpreter of the tests, inside.
+        python: Path of the tests' interpreter inside the sandbox.
         env: Variables of the first shell and of the tests.
         tree: sha256 of the archive of the work tree, hexadecimal.
-        system: The same of what the installation put elsewhere, owned by root; empty: nothing.
-        source: Where the code came from, in words.
+        system: sha256 of the archive of what the installation put elsewhere, owned by root; empty for nothing.
+        source: Description of where the code came from.
         interpreter: Full version of the interpreter.
-        size_bytes: Of the archives.
-        seconds: What the build took.
-        created: Seconds since 1970.
-        validation: Of the last validation; None before the first.
-        notes: Notes for the person who prepared it.
+        size_bytes: Size of the archives, in bytes.
+        seconds: Duration of the build, in seconds.
+        created: Time of the build, in seconds since 1970.
+        validation: The last validation; None before the first.
+        notes: Notes for the person who prepared the instance.
     """
 
     instance_id: str
@@ -201,13 +201,13 @@ class Prepared:
 
     Args:
         instance: The instance, without the tests that its recipe or its validation leaves out.
-        recipe: Its recipe.
-        base: Name of its base tree, for `Backend.open`.
+        recipe: The recipe of the instance.
+        base: Name of the instance's base tree, for `Backend.open`.
         snapshot: The start: the repository at the base commit in ``workdir``. `Backend.restore` is O(1).
-        python: Interpreter of the tests, inside.
+        python: Path of the tests' interpreter inside the sandbox.
         env: Variables of the first shell. A command with ``clean=True`` has to be given them.
-        digest: Of the instance, its recipe and its build.
-        validated: Its validation passed.
+        digest: Digest of the instance, its recipe and its build.
+        validated: Whether the instance's validation passed.
         workdir: Root of the repository.
     """
 
@@ -366,9 +366,9 @@ class Catalogue:
         Args:
             instance: The instance.
             recipe: Its recipe.
-            validated: Refuse one whose validation did not pass.
-            outdated: With ``validated``: take what another version of the validator passed, too.
-            flaky: Leave out the tests that its validation found flaky.
+            validated: Whether to refuse an instance whose validation did not pass.
+            outdated: Whether to accept, despite ``validated``, what another version of the validator passed.
+            flaky: Whether to leave out the tests that the instance's validation found flaky.
 
         Raises:
             NotPrepared: It was not prepared from this row and this recipe.

@@ -52,9 +52,9 @@ class Run:
 
     Args:
         resolution: The verdict of the benchmark's rules.
-        seconds: Of the test command.
+        seconds: Duration of the test command, in seconds.
         log: The log that was judged.
-        tampering: What the grader took for an interference with the tests.
+        tampering: Signs that the grader took for interference with the tests, in words.
     """
 
     resolution: Resolution
@@ -126,12 +126,12 @@ async def validate(
     """Run an instance's tests with the empty and with the gold patch, keep what that shows, and return it.
 
     Args:
-        catalogue: Has the instance prepared.
+        catalogue: Catalogue that has the instance prepared.
         instance: The instance.
-        recipe: Its recipe.
-        runs: How often each.
-        grader: Runs the tests.
-        progress: Called with a line for each run.
+        recipe: The recipe of the instance.
+        runs: Number of test runs with each patch, the empty and the gold one.
+        grader: Function that runs the tests.
+        progress: Function that is called with one line for the search and one for each run.
 
     Raises:
         NotPrepared: It was not prepared.

@@ -43,10 +43,10 @@ async def check(backend: Backend, task: Task, *, times: int = TIMES, progress: P
     """Check ``task``; see this module.
 
     Args:
-        backend: Makes the sandboxes.
+        backend: Backend that makes the sandboxes.
         task: The task.
-        times: How often each state is graded.
-        progress: Called with one line for each stage.
+        times: Number of times that the start and the solution are graded; degenerate programs are graded once.
+        progress: Function that is called with one line for each stage.
 
     Raises:
         errata_protocol.errors.SandboxFailed: The machine failed; the check has no result.

@@ -39,13 +39,13 @@ class Result:
 
     Args:
         task: Name of the task.
-        digest: `Task.whole_digest`.
+        digest: `Task.whole_digest` of the task.
         base: Id of the base tree.
-        checker: `CHECKER_VERSION`.
-        problems: Why the task must not be served; empty where it passed.
+        checker: `CHECKER_VERSION` of the program that checked.
+        problems: Reasons why the task must not be served; empty if it passed.
         warnings: Warnings for the author of the task.
         scores: Scores of ``empty`` (the untouched start), ``solution`` and each degenerate program; None for an error.
-        broken: What the verifier did on a broken machine: ``raised``, or the score.
+        broken: Results of the verifier on broken machines, by state and fault: for each run ``raised`` or the score.
         harmless: Names of what the verifier missed while it graded the solution with 1.
     """
 

@@ -98,9 +98,9 @@ def tells(place, has, words, total, idioms):
 
     Args:
         place: The place.
-        has: Numbers of the lines in it.
-        words: The words of each line, by its number.
-        total: How many lines the fix has.
+        has: Numbers of the fix's lines that are in the place.
+        words: Words of each line of the fix, by its number.
+        total: Number of lines of the fix, those that stand in the repository left out.
         idioms: Numbers of the lines that are idioms.
     """
     if is_byte_code(place) and (2 * len(has) < total or count(has, words) < TOGETHER):

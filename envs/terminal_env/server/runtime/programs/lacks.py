@@ -18,9 +18,10 @@ def report(kind, name, text):
     """Send one report and wait until it was read; without a receiver it is dropped.
 
     Args:
-        kind: ``tool`` (a program or package that the machine does not have), ``command`` (a program of that name),
-            ``module`` (a Python module of that name) or ``runner`` (a test runner that failed by itself).
-        name: What is missing.
+        kind: Kind of the lack: ``tool`` (a program or package that the machine does not have), ``command`` (a program
+            of that name), ``module`` (a Python module of that name) or ``runner`` (a test runner that failed by
+            itself).
+        name: Name of what is missing.
         text: One line for the author of the task.
     """
     try:
