@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Style, types and import rules: ruff, mypy and import-linter side by side; `make check` runs it. What they print comes in
-# the same order each time. Exit status 1: one of them found something.
+# Style, types, import rules and argument docs: ruff, mypy, import-linter and scripts/argument_docs.py, side by side; `make
+# check` runs it. What they print comes in the same order each time. Exit status 1: one of them found something.
 #
 # mypy takes most of the time of a first run. Its cache lies in the checkout, where a second one cannot change it in between;
 # a new checkout begins with a copy of what the user's last run left in ~/.cache/errata/mypy.
@@ -25,6 +25,7 @@ style() {
     $bin/ruff format --quiet --check --cache-dir $cache/ruff . || { echo "check: ruff format failed (repair: $bin/ruff format)"; status=1; }
     $bin/lint-imports --no-logo --cache-dir $cache/imports >$cache/imports.out 2>&1 ||
         { cat $cache/imports.out; echo "check: lint-imports failed"; status=1; }
+    $bin/python -I scripts/argument_docs.py || { echo "check: argument docs without a subject (scripts/argument_docs.py)"; status=1; }
     return $status
 }
 
