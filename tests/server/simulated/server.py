@@ -144,7 +144,7 @@ class Server:
         )
         assert sessions.capacity.used == 0, f"{sessions.capacity.used} places are taken"
         assert not len(sessions.tasks), f"tasks of sessions were left: {sessions.tasks._tasks}"
-        assert not self.runtime.rewards._turns and not self.runtime.rewards._owned, "rewards are still under way"
+        assert not self.runtime.rewards._locks and not self.runtime.rewards._owned, "rewards are still under way"
         assert not self.backend.live, f"sandboxes were left: {list(self.backend.live)}"
 
     @staticmethod
