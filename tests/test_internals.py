@@ -123,7 +123,10 @@ INTERNALS = (
     Internals("websockets.http11:Response", "headers status_code", SOCKET, "knows whether it upgrades", "response"),
     Internals("websockets.frames", "apply_mask", "errata_server.serve.ws_frames", "unmasks payload in C"),
     Internals(
-        "websockets.asyncio.client:ClientConnection", "transport", "errata_client.driver", "drops a stuck socket"
+        "websockets.asyncio.client:ClientConnection",
+        "transport",
+        "errata_client.connections.driver",
+        "drops a stuck socket",
     ),
     # starlette
     Internals("starlette.datastructures:State", "_state", "errata_server.app.adoption", "hands state on to mounts"),
@@ -183,7 +186,7 @@ INTERNALS = (
     Internals(
         "openenv.core.env_client",
         "_is_localhost_ws_url",
-        "errata_client.dialing",
+        "errata_client.connections.dialing",
         "leaves proxies out on loopback, as upstream",
     ),
     Internals(
@@ -197,7 +200,7 @@ INTERNALS = (
         "openenv.core.env_client:EnvClient",
         "_connect_async _disconnect_async _close_async _send_and_receive _schedule_socket_close "
         "_drain_pending_close_tasks _start_provider_if_needed",
-        "errata_client.plain_ws",
+        "errata_client.doors.socket_client",
         "connects, sends and closes; under other names upstream's would run instead",
     ),
     Internals(

@@ -1,19 +1,25 @@
 """Client of Errata and of vanilla OpenEnv servers.
 
-A session of `ErrataClient` uses a multiplexed or a plain WebSocket (`doors.Door`). `http_door` calls the HTTP routes.
+client, sync        `ErrataClient` and its blocking form: OpenEnv's client with state(t), fork and resumption
+pool, batch         many sessions stepped together
+episodes            episodes in a server's journal, without a session
+doors               the ways to a session: a multiplexed socket, a plain one, HTTP
+connections         one multiplexed socket for many sessions
+deliveries          what was received, byte for byte, and late rewards
+wire                frames, and the classes of an environment made of them
 """
 
 from . import openenv_import  # noqa: F401 # before any other module imports OpenEnv
 from .client import ErrataClient
-from .connection import Connection
-from .dialing import Backoff
+from .connections.connection import Connection
+from .connections.dialing import Backoff
+from .connections.stats import ConnectionStats, SessionStats
+from .connections.ticket import Ticket
+from .deliveries.late_rewards import Reward
 from .episodes import Episodes
-from .frames import DigestMismatch, FrameInvalid
-from .late_rewards import Reward
 from .pool import BatchFailed, EnvPool, PoolStats, SyncEnvPool
-from .stats import ConnectionStats, SessionStats
 from .sync import SyncErrataClient
-from .ticket import Ticket
+from .wire.frames import DigestMismatch, FrameInvalid
 
 __all__ = [
     "Backoff",

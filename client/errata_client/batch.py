@@ -12,8 +12,8 @@ from errata_protocol.errors import ErrataError
 from errata_protocol.replay import Kind
 
 from .client import ErrataClient
-from .doors import PendingRequest
-from .waiting import waits_at
+from .connections.waiting import waits_at
+from .doors.door import PendingRequest
 
 Client = ErrataClient[Any, Any, Any]
 Result = Any

@@ -22,20 +22,20 @@ from errata_protocol.errors import (
 )
 from errata_protocol.replay import EpisodePage, Kind, StateAt
 
-from .codec import Codec
-from .connection import Connection
-from .dialing import Dial
-from .doors import ChildDoors, Door, PendingRequest
-from .fallback import DeliveryLog
-from .frames import FrameInvalid
-from .http_door import why_no_fork, without_secrets
-from .late_rewards import Reward
-from .mux_door import MuxDoor
-from .plain_door import PlainDoor
-from .plain_ws import ActT, ObsT, SocketClient, StateT
-from .stats import SessionStats
-from .ticket import Ticket, read_ticket
-from .trace import Lineage
+from .connections.connection import Connection
+from .connections.dialing import Dial
+from .connections.stats import SessionStats
+from .connections.ticket import Ticket, read_ticket
+from .deliveries.delivery_log import DeliveryLog
+from .deliveries.late_rewards import Reward
+from .deliveries.lineage import Lineage
+from .doors.door import ChildDoors, Door, PendingRequest
+from .doors.http_door import why_no_fork, without_secrets
+from .doors.mux_door import MuxDoor
+from .doors.plain_door import PlainDoor
+from .doors.socket_client import ActT, ObsT, SocketClient, StateT
+from .wire.codec import Codec
+from .wire.frames import FrameInvalid
 
 if TYPE_CHECKING:
     from .sync import SyncErrataClient

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardPost, StateAt
 
-from .fallback import DeliveryLog
-from .http_door import HttpDoor, without_secrets
-from .late_rewards import Reward
-from .trace import Lineage
+from .deliveries.delivery_log import DeliveryLog
+from .deliveries.late_rewards import Reward
+from .deliveries.lineage import Lineage
+from .doors.http_door import HttpDoor, without_secrets
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 

@@ -17,8 +17,8 @@ from errata_protocol.replay import Kind
 
 from .batch import Batch, Result
 from .client import ErrataClient
-from .connection import Connection
-from .stats import SessionStats
+from .connections.connection import Connection
+from .connections.stats import SessionStats
 from .sync import run_blocking
 
 Actions = Sequence[Any] | Mapping[int, Any]

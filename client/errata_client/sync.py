@@ -14,11 +14,11 @@ from openenv.core.sync_client import SyncEnvClient
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.replay import EpisodePage, StateAt
 
-from . import background
-from .late_rewards import Reward
-from .plain_ws import ActT, ObsT, StateT
-from .stats import SessionStats
-from .ticket import Ticket
+from .connections import background
+from .connections.stats import SessionStats
+from .connections.ticket import Ticket
+from .deliveries.late_rewards import Reward
+from .doors.socket_client import ActT, ObsT, StateT
 
 if TYPE_CHECKING:
     from .client import ErrataClient

@@ -1,11 +1,11 @@
-"""`errata_client.fallback`: the history of what was received answers like a server would."""
+"""`errata_client.deliveries.delivery_log`: the history of what was received answers like a server would."""
 
 from __future__ import annotations
 
 import pytest
 
-from errata_client.fallback import DeliveryLog
-from errata_client.frames import FrameInvalid
+from errata_client.deliveries.delivery_log import DeliveryLog
+from errata_client.wire.frames import FrameInvalid
 from errata_protocol.errors import InvalidRequest, NoReset, StateOutOfRange, UnknownEpisode
 from errata_protocol.payload import digest
 from errata_protocol.replay import Kind, StateAt

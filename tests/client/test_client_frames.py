@@ -1,4 +1,4 @@
-"""`errata_client.frames`: the bytes of `data` as they stand, and nothing else taken for a frame."""
+"""`errata_client.wire.frames`: the bytes of `data` as they stand, and nothing else taken for a frame."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errata_client.frames import DigestMismatch, FrameInvalid, Stamp, parse_frame, replayed, wire_error
+from errata_client.wire.frames import DigestMismatch, FrameInvalid, Stamp, parse_frame, replayed, wire_error
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, ErrataError, ServiceError, StateOutOfRange
 from errata_protocol.payload import digest, splice
 

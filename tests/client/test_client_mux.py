@@ -221,7 +221,7 @@ async def test_a_server_that_accepts_sockets_and_closes_them_is_waited_for_and_g
     peer: MuxPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received: list[int] = []
-    monkeypatch.setattr("errata_client.driver.SHORT_S", 60.0)  # also on a busy machine
+    monkeypatch.setattr("errata_client.connections.driver.SHORT_S", 60.0)  # also on a busy machine
 
     async def close_at_once(socket: ServerConnection) -> None:
         received.append(len(json.loads(await socket.recv())))

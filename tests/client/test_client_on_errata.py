@@ -13,7 +13,7 @@ from loopback import served
 from websockets.exceptions import ConnectionClosed
 
 from errata_client import DigestMismatch, ErrataClient, FrameInvalid
-from errata_client.http_door import why_no_fork
+from errata_client.doors.http_door import why_no_fork
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import (
     CapacityReached,

@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.http11 import Response
 
 from errata_client import ErrataClient
-from errata_client.dialing import refusal_reason
+from errata_client.connections.dialing import refusal_reason
 from errata_protocol.errors import ErrataError
 from errata_server.settings import Settings
 from tests.server.local_server import LocalServer

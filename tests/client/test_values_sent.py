@@ -9,9 +9,9 @@ import pytest
 from openenv.core.env_server.types import Action
 
 from errata_client import ErrataClient, FrameInvalid
-from errata_client.codec import Codec
-from errata_client.mux_door import encode
-from errata_client.plain_ws import SocketClient
+from errata_client.doors.mux_door import encode
+from errata_client.doors.socket_client import SocketClient
+from errata_client.wire.codec import Codec
 from errata_protocol.errors import InvalidRequest
 
 

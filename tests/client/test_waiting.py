@@ -12,9 +12,9 @@ import pytest
 from mux_peer import MuxPeer, peered, until
 
 from errata_client import Backoff, Connection, EnvPool, ErrataClient
-from errata_client.dialing import Dial
+from errata_client.connections.dialing import Dial
+from errata_client.connections.waiting import WARN_S, blocking_wait, waits_at
 from errata_client.sync import run_blocking
-from errata_client.waiting import WARN_S, blocking_wait, waits_at
 from errata_server.simulation.loop import run
 
 URL = "http://token:secret@envs.example:8000/left"

@@ -29,7 +29,7 @@ import typer
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from errata_client.http_door import HttpDoor
+from errata_client.doors.http_door import HttpDoor
 from errata_protocol.errors import UnknownEpisode
 from errata_protocol.mux.messages import CLIENT_MESSAGES
 from errata_server.app import create_fastapi_app

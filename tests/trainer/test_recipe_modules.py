@@ -14,6 +14,7 @@ OF_TRL = ("trl", "transformers", "accelerate")
 BY_SHAPE = {
     "environment": "the class that TRL's environment_factory takes: public methods are tools",
     "parallel_tools": "a mixin over private methods of TRL's trainer",
+    "refusals": "options of TRL's trainer and state of its accelerator",
     "dataset": "rows in the format of TRL's train_dataset",
 }
 """Modules that know TRL without importing it, with what they know."""

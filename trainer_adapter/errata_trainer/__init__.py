@@ -1,13 +1,13 @@
 """Errata's signals in a trainer: rollouts, hints, teachers, channels, and a recipe for each trainer.
 
-It may import ``errata_protocol`` and ``errata_client`` only. Recipes do not import each other, and nothing else imports a
-trainer.
+It may import ``errata_protocol`` and ``errata_client`` only. Recipes do not import each other, and nothing else imports
+a trainer.
 
     episodes            the tools of an environment, and episodes that a student plays with them
     rollouts            records of episodes: `Rollout`, and how a trainer's transcript becomes one
     hints, teachers     what a failing turn's hint says, and votes at past states
     channels            the losses as functions of tensors
-    assembly            the channels on a trainer's batch: sites, pairs, losses, checkpoints; `channels_for`, `driver_for`
+    assembly            the channels on a trainer's batch: sites, pairs, losses, checkpoints (`channel_set`)
     settings, presets   options of the channels
     monitoring          what is logged
     recipes             one package for each trainer

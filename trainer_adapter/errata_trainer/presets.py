@@ -16,8 +16,8 @@ class Preset:
 
     Attributes:
         evidence: The experiment's page in the repository.
-        arm: The arm of its plan that has these settings.
-        requires: What has to hold of a policy for the evidence to say anything about it.
+        arm: The arm of the experiment's plan that has these settings.
+        requires: Condition that a policy has to meet for the evidence to apply to it.
         alpha_sdpo: Weight of channel 2.
         settings: Options of the channels.
     """

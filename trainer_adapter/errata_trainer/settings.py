@@ -31,14 +31,15 @@ class ChannelSettings:
 
     Attributes:
         max_sites: Error sites to distil in one rollout; the first ones are used.
-        sdpo_targets: Which tokens of a failing turn channel 2 compares: ``turn``, all of them; or ``calls``, those of
+        sdpo_targets: Tokens of a failing turn that channel 2 compares: ``turn``, all of them; or ``calls``, those of
             its tool calls, without reasoning and prose. The token mean is then over fewer tokens, and a turn without a
             call has no site (``sdpo/no_targets``). ``calls`` needs a tokenizer with a ``response_template``.
         hint_keys: Hint template keys to distil, as shell patterns (``fs.*``) of which one has to match. A pattern that
             begins with ``!`` excludes keys (``!tool.malformed``). None distils all.
         max_site_share: Largest share of a batch's target tokens, by weight, that one site may have, in (0, 1]. It is
             never below an equal share.
-        max_key_share: The same for all sites of one key together.
+        max_key_share: Largest share of a batch's target tokens, by weight, that all sites of one key may have together,
+            in (0, 1]. It is never below an equal share.
         divergence_guard: A site whose divergence per token exceeds this many medians of the sites before it is counted
             (``sdpo/outliers``) and left out, > 1. None leaves none out.
         lower_dose: Halve channel 2's weight each time the log shows a sign of harm (`errata_trainer.monitoring.watch`).
@@ -50,12 +51,12 @@ class ChannelSettings:
             so a site is computed once if a batch is used several times (``num_iterations``).
         ema_rate: Share of the student in each update of the ``ema`` teacher, in (0, 1].
         temperature: Divides the logits of both sides in channel 2.
-        clip_mode: What ``token_clip`` bounds: each summand over the vocabulary (``entry``), or a token's sum
+        clip_mode: Quantity that ``token_clip`` bounds: each summand over the vocabulary (``entry``), or a token's sum
             (``token``).
         top_k: Compare only the ``top_k`` most likely ids; None compares the whole vocabulary.
-        support: Whose most likely ids: ``teacher`` or ``student``.
-        tail: With ``top_k``: treat the remaining probability as one more id, instead of renormalising. SDPO uses
-            ``support="student", tail=True``.
+        support: Side whose ``top_k`` most likely ids are compared: ``teacher`` or ``student``.
+        tail: Whether the remaining probability, with ``top_k``, counts as one more id; otherwise the compared ids are
+            renormalised. SDPO uses ``support="student", tail=True``.
         sdpo_form: ``distribution``, a divergence of whole distributions; or ``sampled``, SDPO's sampled-token loss,
             ``(log S - log T).detach() * log S``. The gradient of the latter is, in expectation, that of KL(S || T); its
             value is not a divergence, and ``jsd_beta``, ``token_clip`` and ``top_k`` do not apply.

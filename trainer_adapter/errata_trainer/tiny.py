@@ -87,11 +87,11 @@ def tiny_model(tokenizer: Any, *, seed: int = 0, hidden: int = 64, layers: int =
     """Return an untrained policy.
 
     Args:
-        tokenizer: Whose vocabulary it has.
-        seed: Of its weights.
-        hidden: Width; a multiple of 16.
-        layers: Depth.
-        positions: Longest sequence.
+        tokenizer: Tokenizer whose vocabulary size, end token and pad token the model takes.
+        seed: Seed of the random weights.
+        hidden: Hidden size; a multiple of 16.
+        layers: Number of layers.
+        positions: Most positions of a sequence.
 
     Returns:
         A `Qwen3ForCausalLM` in float32, in evaluation mode.

@@ -1,4 +1,4 @@
-"""`FairLock`: a first come, first served lock for several event loops. Its holder gets a `Turn`, which functions that
+"""`FairLock`: a first come, first served lock for several event loops. Its holder gets a `Held`, which functions that
 need the lock take as an argument."""
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections import deque
 from types import TracebackType
 
 
-class Turn:
+class Held:
     """Proof that a `FairLock` is held; only the lock creates one.
 
-    A function that takes a ``Turn`` may only be called by the holder of the lock. It has no state.
+    A function that takes a ``Held`` may only be called by the holder of the lock. It has no state.
     """
 
     __slots__ = ()
 
 
-_TURN = Turn()
+_HELD = Held()
 
 
 class FairLock:
@@ -39,15 +39,15 @@ class FairLock:
         """Whether the lock is held."""
         return self._held.locked()
 
-    def try_acquire(self) -> Turn | None:
+    def try_acquire(self) -> Held | None:
         """Acquire the lock if it is free, else return None; the caller calls `release`."""
-        return _TURN if self._held.acquire(False) else None
+        return _HELD if self._held.acquire(False) else None
 
-    async def acquire(self) -> Turn:
+    async def acquire(self) -> Held:
         """Wait for the lock behind all earlier waiters; the caller calls `release`."""
         with _GUARD:
             if self._held.acquire(False):
-                return _TURN
+                return _HELD
             loop = asyncio.get_running_loop()
             passed: asyncio.Future[None] = loop.create_future()
             if self._waiting is None:
@@ -57,11 +57,11 @@ class FairLock:
             await passed
         except asyncio.CancelledError:
             if passed.done() and not passed.cancelled():
-                self.release(_TURN)  # the lock had already been passed to this waiter
+                self.release(_HELD)  # the lock had already been passed to this waiter
             raise
-        return _TURN
+        return _HELD
 
-    def release(self, turn: Turn) -> None:
+    def release(self, held: Held) -> None:
         """Release the lock, which the caller has to hold; the first waiter, if there is one, acquires it."""
         if self._waiting:
             self._pass_on()
@@ -70,13 +70,13 @@ class FairLock:
         if self._waiting and self._held.acquire(False):  # a waiter was added between the check and the release
             self._pass_on()
 
-    async def __aenter__(self) -> Turn:
+    async def __aenter__(self) -> Held:
         return await self.acquire()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release(_TURN)
+        self.release(_HELD)
 
     def _pass_on(self) -> None:
         """Pass the held lock to the first waiter whose loop is open; release it if there is none."""
@@ -92,7 +92,7 @@ class FairLock:
 
     def _wake(self, passed: asyncio.Future[None]) -> None:
         if passed.done():  # cancelled while the lock was passed on
-            self.release(_TURN)
+            self.release(_HELD)
         else:
             passed.set_result(None)
 

@@ -47,10 +47,10 @@ class Slots:
                 `SessionContext.clock_stopped`; not called if a slot is free.
             share: Share of the caller. Callers of one share get slots in order of arrival.
         """
-        turn = self._take(share)
-        if turn is not None:
+        passed = self._take(share)
+        if passed is not None:
             with while_waiting():
-                await self._wait(turn, share)
+                await self._wait(passed, share)
         try:
             yield
         finally:
@@ -63,17 +63,17 @@ class Slots:
             if self._free and not self._waiting:
                 self._free -= 1
                 return None
-            turn: asyncio.Future[None] = loop.create_future()
-            self._waiting.add(share, (loop, turn))
-            return turn
+            passed: asyncio.Future[None] = loop.create_future()
+            self._waiting.add(share, (loop, passed))
+            return passed
 
-    async def _wait(self, turn: asyncio.Future[None], share: Share) -> None:
+    async def _wait(self, passed: asyncio.Future[None], share: Share) -> None:
         try:
-            await turn
+            await passed
         except asyncio.CancelledError:
             with self._lock:
-                queued = self._waiting.remove(share, turn)
-            if not queued and turn.done() and not turn.cancelled():
+                queued = self._waiting.remove(share, passed)
+            if not queued and passed.done() and not passed.cancelled():
                 self._leave()  # the slot had already been assigned
             raise
 
@@ -81,19 +81,19 @@ class Slots:
         """Pass the slot to the next waiter, or free it."""
         with self._lock:
             while self._waiting:
-                loop, turn = self._waiting.pop()
+                loop, passed = self._waiting.pop()
                 try:
-                    loop.call_soon_threadsafe(self._give, turn)
+                    loop.call_soon_threadsafe(self._give, passed)
                 except RuntimeError:  # that loop is closed, and its waiters are gone
                     continue
                 return
             self._free += 1
 
-    def _give(self, turn: asyncio.Future[None]) -> None:
-        if turn.done():  # cancelled while the slot was passed on
+    def _give(self, passed: asyncio.Future[None]) -> None:
+        if passed.done():  # cancelled while the slot was passed on
             self._leave()
         else:
-            turn.set_result(None)
+            passed.set_result(None)
 
 
 class _Turns:
@@ -126,12 +126,12 @@ class _Turns:
         self._count -= 1
         return waiter
 
-    def remove(self, share: Share, turn: asyncio.Future[None]) -> bool:
+    def remove(self, share: Share, passed: asyncio.Future[None]) -> bool:
         """Remove a waiter that gave up; return False if it was popped before."""
         principal, session = share
         sessions = self._principals.get(principal, {})
         queue = sessions.get(session, deque())
-        found = next((waiter for waiter in queue if waiter[1] is turn), None)
+        found = next((waiter for waiter in queue if waiter[1] is passed), None)
         if found is None:
             return False
         queue.remove(found)

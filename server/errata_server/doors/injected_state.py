@@ -51,7 +51,7 @@ async def reset_to(
     if forked_session.environment != session.row.environment:
         raise UnknownEpisode(eid)  # another environment of this server cannot restore its states
     row = forked_row(parent, replace(admitted, eid=child.eid, t=0))
-    async with session.lock as turn:
+    async with session.lock as held:
         if socket is not None and session.attached is not socket:
             raise SessionUnknown("another socket speaks for this session now: attach again")
         session.check_alive()
@@ -59,7 +59,7 @@ async def reset_to(
         await runtime.store.wait_until_writable()
         await runtime.store.commit(*first, episode, row)
         session.committed = True
-        host = session.take_host(turn)
+        host = session.take_host(held)
         session.eid, session.t = child.eid, 0
         if host is not None:
             await host.close()

@@ -61,7 +61,7 @@ class Rewards:
         self._metrics = metrics
         self._subscribers: list[Callable[[str, RewardRow], None]] = []
         self._guard = threading.Lock()
-        self._turns: dict[str, tuple[FairLock, int]] = {}
+        self._locks: dict[str, tuple[FairLock, int]] = {}
         self._owned: set[asyncio.Task[Any]] = set()
 
     def subscribe(self, committed: Callable[[str, RewardRow], None]) -> None:
@@ -202,16 +202,16 @@ class Rewards:
         """Let one caller at a time number the pushes of a session."""
         sid = session.sid
         with self._guard:
-            turn, users = self._turns.get(sid, (FairLock(), 0))
-            self._turns[sid] = (turn, users + 1)
+            lock, users = self._locks.get(sid, (FairLock(), 0))
+            self._locks[sid] = (lock, users + 1)
         try:
-            async with turn:
+            async with lock:
                 yield
         finally:
             with self._guard:
-                turn, users = self._turns.pop(sid)
+                lock, users = self._locks.pop(sid)
                 if users > 1:
-                    self._turns[sid] = (turn, users - 1)
+                    self._locks[sid] = (lock, users - 1)
 
     def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from errata_protocol.errors import EnvironmentFailed, ErrataError, Overloaded, ServiceError, SessionUnknown, StepTimeout
 
 from ..concurrency.containment import calling
-from ..concurrency.fair_lock import Turn
+from ..concurrency.fair_lock import Held
 from ..concurrency.procedures import Procedure
 from ..environments.host import CallNotRun, EnvHost, ThreadLost
 from ..ids import name_of
@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Delivery:
     """Delivers requests to the sessions of one environment.
 
-    Functions that take a `Turn` run under the session's lock.
+    Functions that take a `Held` run under the session's lock.
 
     Args:
         runtime: Journal, ids and clock.
@@ -95,10 +95,10 @@ class Delivery:
         """
         outcome, kind, now = "ok", request.kind, loop.time()
         started = now
-        turn = session.lock.try_acquire()
+        held = session.lock.try_acquire()
         try:
-            if turn is None:
-                turn = yield session.lock.acquire()
+            if held is None:
+                held = yield session.lock.acquire()
                 now = loop.time()
             if socket is not None and session.attached is not socket:
                 raise SessionUnknown("another socket speaks for this session now: attach again")
@@ -106,7 +106,7 @@ class Delivery:
                 yield self._runtime.store.wait_until_writable()
             host = session.usable_host
             if host is None:
-                host = yield self._woken(turn, session)  # raises for a lost session before an id is generated
+                host = yield self._woken(held, session)  # raises for a lost session before an id is generated
             created = session.last_used = self._runtime.clock.time()
             eid, t = session.eid, session.t
             new_episode = eid is None or t is None or kind == "reset"
@@ -120,22 +120,22 @@ class Delivery:
                 try:
                     executed = yield from self._execution.run(host, admitted, request)
                 except ThreadLost:  # the call did not run: try once more, on another thread
-                    host = yield self._woken(turn, session)
+                    host = yield self._woken(held, session)
                     executed = yield from self._execution.run(host, admitted, request)
                 if not host.recovery.survives_restart and session.recoverable:
-                    self._note_recovery(turn, session, host)
+                    self._note_recovery(held, session, host)
                 records: tuple[Record, ...] = () if session.committed else (session.row,)
                 if new_episode:
                     records = (*records, (yield self._episode_row(host, session, eid, request)))
             except ServiceError as error:
-                yield self._restore(turn, session, admitted, error)
+                yield self._restore(held, session, admitted, error)
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 raise
             except BaseException as error:
                 if not isinstance(error, ErrataError) and session.recoverable:
                     # A defect of the server, perhaps after the environment acted: the door refuses the request.
-                    yield self._instances.drop(turn, session, "")
+                    yield self._instances.drop(held, session, "")
                 raise
             # From here to the commit the environment is ahead of the journal: the reply waits for the commit. What the
             # commit does not need is freed now, while it is in the processor's cache: thousands may wait together.
@@ -147,9 +147,9 @@ class Delivery:
                 else:
                     committed = (yield Commit(self._runtime.store, (*records, executed.row)))[-1]
             except (Exception, asyncio.CancelledError):
-                yield self._instances.drop(turn, session, "a delivery could not be journaled")
+                yield self._instances.drop(held, session, "a delivery could not be journaled")
                 raise
-            session.advance(turn, committed)
+            session.advance(held, committed)
             if (error_kind := executed.row.error_kind) is not None:
                 self._runtime.metrics.marked(self._environment, error_kind)
             return committed
@@ -157,8 +157,8 @@ class Delivery:
             outcome = error.code if isinstance(error, ErrataError) else "INTERNAL"  # a metric label
             raise
         finally:
-            if turn is not None:
-                session.lock.release(turn)
+            if held is not None:
+                session.lock.release(held)
             self._runtime.metrics.request(self._environment, kind, outcome, loop.time() - started)
 
     def _writable(self, now: float) -> bool:
@@ -184,21 +184,21 @@ class Delivery:
             agent_text_version=self._agent_text_version,
         )
 
-    def _note_recovery(self, turn: Turn, session: Session, host: EnvHost) -> None:
+    def _note_recovery(self, held: Held, session: Session, host: EnvHost) -> None:
         """Record a changed recovery class: a first snapshot may show that ``snapshot()`` is not ours."""
         self._instances.recovery = host.recovery
         session.row = replace(session.row, recovery=host.recovery.name)
 
-    async def _restore(self, turn: Turn, session: Session, admitted: Admitted, error: ServiceError) -> None:
+    async def _restore(self, held: Held, session: Session, admitted: Admitted, error: ServiceError) -> None:
         """Log the failure, and drop an instance that may be ahead of the last commit (PROTOCOL D10)."""
         _log_failure(session, admitted, error)
         host = session.host
         if host is not None and isinstance(error, StepTimeout):
             if host.gone or not isinstance(error, CallNotRun):
-                await self._instances.drop(turn, session, "a call passed the step deadline")
+                await self._instances.drop(held, session, "a call passed the step deadline")
         elif host is not None and type(error) is not EnvironmentFailed and host.recovery.survives_restart:
             # As upstream, keep the instance after its own exception, or if it could not be restored.
-            await self._instances.drop(turn, session, "")
+            await self._instances.drop(held, session, "")
         if admitted.kind == "reset":
             session.failed_reset = admitted
         if not error.info.consumes_id:
@@ -207,7 +207,7 @@ class Delivery:
             # A failed reset began no episode, but may have changed the instance of the current one.
             await self._runtime.store.commit(error_row(replace(admitted, eid=session.eid), error))
 
-    async def _awake(self, turn: Turn, session: Session) -> EnvHost:
+    async def _awake(self, held: Held, session: Session) -> EnvHost:
         """Return the session's instance; without one, create it and restore it to the last commit.
 
         An instance whose thread is blocked by a call is dropped first.
@@ -219,19 +219,19 @@ class Delivery:
             ServiceError: The environment could not be created or restored now; a retry may succeed.
         """
         if session.host is not None and session.host.gone:
-            await self._instances.drop(turn, session, "a call hangs on the thread that its environment lived on")
+            await self._instances.drop(held, session, "a call hangs on the thread that its environment lived on")
         session.check_alive()
         if session.host is not None:
             return session.host
         await self._ensure_capacity(session)
         session.opening = True
         try:
-            host = session.host = await self._instances.wake(turn, session)
+            host = session.host = await self._instances.wake(held, session)
         finally:
             session.opening = False
         return host
 
-    async def _woken(self, turn: Turn, session: Session) -> EnvHost:
+    async def _woken(self, held: Held, session: Session) -> EnvHost:
         """Return what `_awake` returns, for a request whose errors are recorded.
 
         Raises:
@@ -240,7 +240,7 @@ class Delivery:
             ServiceError: See `_awake`.
         """
         try:
-            return await self._awake(turn, session)
+            return await self._awake(held, session)
         except ServiceError as error:
             if error.code != EnvironmentFailed.code:
                 raise
@@ -248,12 +248,12 @@ class Delivery:
                 f"the session could not be brought back, and nothing ran: {error.message}", retry_after=WAKE_RETRY_S
             ) from error
 
-    async def on_host(self, turn: Turn, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
+    async def on_host(self, held: Held, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
         """Run ``call`` on the session's environment; retry once if its thread was written off before the call began."""
         try:
-            return await call(await self._awake(turn, session))
+            return await call(await self._awake(held, session))
         except ThreadLost:
-            return await call(await self._awake(turn, session))
+            return await call(await self._awake(held, session))
 
 
 def _log_failure(session: Session, admitted: Admitted, error: ServiceError) -> None:

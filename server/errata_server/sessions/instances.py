@@ -11,7 +11,7 @@ from openenv.core.env_server.interfaces import Environment
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import SessionLost
 
-from ..concurrency.fair_lock import Turn
+from ..concurrency.fair_lock import Held
 from ..concurrency.procedures import Procedure, run
 from ..environments.context import SessionContext
 from ..environments.host import EnvHost
@@ -88,7 +88,7 @@ class InstanceLoader:
     def _sandboxes(self) -> Backend:
         return self._runtime.sandboxes
 
-    async def wake(self, turn: Turn, session: Session) -> EnvHost:
+    async def wake(self, held: Held, session: Session) -> EnvHost:
         """Create an instance and restore it to the session's last commit, if there is one.
 
         Returns:
@@ -197,17 +197,17 @@ class InstanceLoader:
         if session.committed:
             await self._runtime.store.commit(SessionChange(session.sid, status="lost", lost=why))
 
-    async def drop(self, turn: Turn, session: Session, why: str) -> None:
+    async def drop(self, held: Held, session: Session, why: str) -> None:
         """Close an instance that may be ahead of the journal. The next request restores another from the last commit.
 
         If the environment cannot be restored, the session is lost.
 
         Args:
-            turn: Proof that the session's lock is held.
+            held: Proof that the session's lock is held.
             session: The session.
             why: Reason for the client if the session is lost.
         """
-        host = session.take_host(turn)
+        host = session.take_host(held)
         if host is None:
             return
         await host.close()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from errata_protocol.errors import SessionUnknown
 
-from ..concurrency.fair_lock import Turn
+from ..concurrency.fair_lock import Held
 from ..concurrency.owned_tasks import OwnedTasks
 from ..environments.placement import EnvironmentFactory
 from ..environments.signatures import supports_concurrency
@@ -131,16 +131,16 @@ class Lifetime:
             session: The session.
             since: Do nothing unless the session is still detached since then; None to skip this check.
         """
-        async with session.lock as turn:
+        async with session.lock as held:
             if since is not None and session.detached_at is not since:
                 return
             idle = session.detached_at is not None or session.multiplexed
-            if session.recoverable and idle and (host := session.take_host(turn)) is not None:
+            if session.recoverable and idle and (host := session.take_host(held)) is not None:
                 await host.close()
             if session.host is None and session.attached is None and idle and not session.multiplexed:
-                self._let_sleep(turn, session)
+                self._let_sleep(held, session)
 
-    def _let_sleep(self, turn: Turn, session: Session) -> None:
+    def _let_sleep(self, held: Held, session: Session) -> None:
         """Drop the table's reference to a session that its row describes fully; waiting requests still refer to it."""
         if session.closed or not session.committed or self.session_timeout_s is not None:
             return  # with a session timeout, its own timer closes it
@@ -148,8 +148,8 @@ class Lifetime:
 
     async def sleep(self, session: Session) -> None:
         """Close the environment of a session without a socket, and remove it from memory; it stays in the journal."""
-        async with session.lock as turn:
-            host = session.take_host(turn)
+        async with session.lock as held:
+            host = session.take_host(held)
             if host is not None:
                 await host.close()
             self._table.forget(session)
@@ -162,8 +162,8 @@ class Lifetime:
             return
         why = "it was detached and its place was needed"
         session.lost = session.lost_message(why)
-        async with session.lock as turn:
-            host = session.take_host(turn)
+        async with session.lock as held:
+            host = session.take_host(held)
             if host is not None:
                 await host.close()
             if session.committed:
@@ -188,11 +188,11 @@ class Lifetime:
             status: Final status to journal.
             with_records: Records to commit together with the status.
         """
-        async with session.lock as turn:
+        async with session.lock as held:
             if session.closed or (since is not None and session.detached_at is not since):
                 return
             session.closed = True
-            host = session.take_host(turn)
+            host = session.take_host(held)
             if host is not None:
                 await host.close()
             ended = [SessionChange(session.sid, status=status)] if session.lost is None else []  # a lost one stays lost

@@ -13,7 +13,7 @@ from openenv.core.env_server.types import Action
 
 from errata_protocol.errors import SessionLost, SessionUnknown
 
-from ..concurrency.fair_lock import FairLock, Turn
+from ..concurrency.fair_lock import FairLock, Held
 from ..environments.host import EnvHost
 from ..journal.base import DeliveryRow, RecordKind, SessionRow
 from ..recovery import RecoveryClass, recovery_class
@@ -93,7 +93,7 @@ class Reply(Struct, frozen=True, gc=False):
 class Session:
     """A client's session, with an environment instance while it is awake.
 
-    Position (``eid``, ``t``) and instance change only while `lock` is held: methods that change them take its `Turn`.
+    Position (``eid``, ``t``) and instance change only while `lock` is held: methods that change them take its `Held`.
 
     Args:
         row: Its journal row.
@@ -129,12 +129,12 @@ class Session:
         self.closing = False
         self.closed = False
 
-    def advance(self, turn: Turn, row: Committed) -> None:
+    def advance(self, held: Held, row: Committed) -> None:
         """Set the session's position to a committed delivery."""
         self.committed = True
         self.eid, self.t = row.eid, row.t
 
-    def take_host(self, turn: Turn) -> EnvHost | None:
+    def take_host(self, held: Held) -> EnvHost | None:
         """Remove the instance from the session and return it; the caller closes it."""
         host, self.host = self._host, None
         return host

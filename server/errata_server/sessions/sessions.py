@@ -311,8 +311,8 @@ class Sessions:
             if session.host is not None:
                 session.host.abandon()
         elif session.resumable:
-            async with session.lock as turn:
-                host = session.take_host(turn)
+            async with session.lock as held:
+                host = session.take_host(held)
                 if host is not None:
                     await host.close()
         else:
@@ -363,14 +363,14 @@ class Sessions:
 
     async def state(self, session: Session) -> dict[str, Any]:
         """Return the environment's own state, after all earlier requests."""
-        async with session.lock as turn:
-            return await self._delivery.on_host(turn, session, EnvHost.state)
+        async with session.lock as held:
+            return await self._delivery.on_host(held, session, EnvHost.state)
 
     async def look(self, session: Session, call: Callable[[EnvHost], Awaitable[T]]) -> T:
         """Run a read-only ``call`` on the session's environment after all earlier requests; it is not journaled."""
         timeout_s = self.runtime.settings.step_timeout_s
-        async with session.lock as turn:
-            return await self._delivery.on_host(turn, session, lambda host: host.scoped(call, timeout_s=timeout_s))
+        async with session.lock as held:
+            return await self._delivery.on_host(held, session, lambda host: host.scoped(call, timeout_s=timeout_s))
 
 
 async def _idle(session: Session) -> None:

@@ -20,9 +20,9 @@ def action_ids(
     """Return the token ids of an assistant message in the student's chat template, its end-of-turn token included.
 
     Args:
-        tokenizer: Of the student.
-        message: An assistant's, as `errata_trainer.teachers.message_of` makes it.
-        end_id: The token that ends a turn; what the template renders behind it is not the student's. None keeps all.
+        tokenizer: Tokenizer of the student.
+        message: Assistant message, as `errata_trainer.teachers.message_of` makes it.
+        end_id: Token that ends a turn; what the template renders after it is cut off. None cuts off nothing.
         **template: Further arguments of ``apply_chat_template``, the same as the trainer's.
 
     Raises:
@@ -53,7 +53,7 @@ class OwnAction:
     """The start of the action in a student's turn.
 
     Attributes:
-        start: Tokens of the turn before it: reasoning and, before a call, prose.
+        start: Number of the turn's tokens before the action: reasoning and, before a call, prose.
         lead: Text between that token boundary and the action; empty where a token begins with the action.
     """
 
@@ -69,7 +69,7 @@ class ActionTokens:
     calls are. Without one, a turn is an action from its first token on.
 
     Args:
-        tokenizer: Of the student.
+        tokenizer: Tokenizer of the student.
         end_ids: Tokens that end a turn.
         **template: Further arguments of ``apply_chat_template``, the same as the trainer's.
     """
@@ -156,8 +156,8 @@ class ActionTokens:
         """Return the token ids of another model's action, its end-of-turn token included, without reasoning.
 
         Args:
-            message: An assistant's, as `errata_trainer.teachers.message_of` makes it.
-            lead: Of the student's own action.
+            message: Assistant message, as `errata_trainer.teachers.message_of` makes it.
+            lead: Text to put before the action: the `OwnAction.lead` of the student's own action.
 
         Raises:
             ValueError: The chat template does not render the action.

@@ -19,12 +19,13 @@ class Transcripts:
     """A batch of B rollouts, row by row, before anything is padded or masked.
 
     Attributes:
-        prompts: Messages of the prompts.
-        prompt_ids: Their tokens.
-        completion_ids: Of what follows.
-        masks: 1 for each of ``completion_ids`` that was sampled.
-        messages: Of the completions.
-        logprobs: Of ``completion_ids`` when they were sampled; None where the generator does not give them.
+        prompts: Messages of each row's prompt.
+        prompt_ids: Tokens of each row's prompt.
+        completion_ids: Tokens of each row after its prompt.
+        masks: 1 for each of ``completion_ids`` that was sampled, 0 for the others.
+        messages: Messages of each row's completion.
+        logprobs: Log-probability of each of ``completion_ids`` when it was sampled; None if the generator does not give
+            them.
     """
 
     prompts: list[list[dict[str, Any]]]
@@ -49,10 +50,10 @@ def rollouts_of(
     that channels 2 and 3 skip it, and is logged.
 
     Args:
-        transcripts: Of the batch.
-        runners: Where each row was played; None for a row that was not played here.
+        transcripts: The batch's transcripts.
+        runners: The runner that played each row; None for a row that was not played here.
         tools: Descriptions of the student's tools.
-        opening: See `build_rollout`.
+        opening: Text that opens a tool call; see `build_rollout`.
         end_ids: Tokens that end a turn.
     """
     rollouts, unread = [], 0

@@ -32,7 +32,7 @@ def collate_rollouts(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, T
     """Return rollouts as tensors padded on the right.
 
     Args:
-        rollouts: B of them.
+        rollouts: The batch's B rollouts.
         pad_id: Token to pad with.
 
     Returns:
@@ -63,8 +63,8 @@ def collate_sdpo(rollouts: Sequence[Rollout], items: Sequence[Sequence[SdpoItem]
     """Return error sites as a student row and a teacher row each, padded on the left.
 
     Args:
-        rollouts: B of them.
-        items: Of each rollout, S in all.
+        rollouts: The batch's B rollouts.
+        items: Items of each rollout, S in all.
         pad_id: Token to pad with.
 
     Returns:
@@ -131,11 +131,12 @@ def collate_columns(
     log-probability of ``input_ids[:, c]`` belongs to column c.
 
     Args:
-        rollouts: B of them.
-        items: Of each rollout.
+        rollouts: The batch's B rollouts.
+        items: Items of each rollout.
         pad_id: Token to pad with.
-        teacher_logprobs: Of each item's ``target_ids`` behind the hint, e.g. `channels.sampled.target_logprobs`.
-        votes: Teachers' actions at states, by episode and delivery, as `DpoPair.votes`.
+        teacher_logprobs: Log-probabilities of each item's ``target_ids`` with the hint before them, e.g. from
+            `channels.sampled.target_logprobs`; None leaves the column out.
+        votes: Teachers' votes at states, as `DpoPair.votes`, by episode and delivery; None leaves the column out.
 
     Returns:
         The tensors of `collate_rollouts`, and
@@ -185,7 +186,7 @@ def collate_dpo(pairs: Sequence[DpoPair], *, pad_id: int) -> dict[str, Tensor]:
     """Return preference pairs as tensors padded on the right.
 
     Args:
-        pairs: P of them.
+        pairs: The batch's P pairs.
         pad_id: Token to pad with.
 
     Returns:

@@ -45,11 +45,11 @@ class Verdict:
     """The result of a turn that was played in a fork.
 
     Attributes:
-        better: It went better than what the student did.
-        reason: Why, or why not.
-        eid: The fork's episode; None where there was none.
-        before: Reward that the student's own turn leads to, where rewards were compared.
-        after: Likewise of the other turn.
+        better: Whether the turn went better than the student's own.
+        reason: Reason of the outcome: one of `BETTER` if the turn was better, else why it was not.
+        eid: The fork's episode; None if there was no fork.
+        before: Reward that the student's own turn leads to; None if rewards were not compared.
+        after: Reward that the other turn leads to; None if rewards were not compared.
     """
 
     better: bool
@@ -64,11 +64,11 @@ class Question:
     """An alternative turn to play in a fork, in place of a failing turn.
 
     Attributes:
-        runner: Where the episode was played; it need not be over.
-        t: Delivery of the failing call: the fork stands at the one before it.
-        calls: What to play there instead.
-        own_calls: What the student did, for a comparison of rewards.
-        key: Under which name it is counted, e.g. the ``hint_template_key``.
+        runner: Runner of the episode, which need not be over.
+        t: First delivery of the student's turn; the fork starts at the delivery before it.
+        calls: Tool calls to play in the fork instead of the student's.
+        own_calls: The student's own calls, needed to compare rewards.
+        key: Name that the verdict is counted under, e.g. the ``hint_template_key``.
     """
 
     runner: EpisodeRunner
@@ -87,10 +87,10 @@ class CounterfactualCheck:
             about all and drops what the budget did not reach.
         criterion: ``error``: better is a turn whose calls all succeed. ``reward``: better is a turn after which the
             closing tool gives a higher reward than after the student's own, played in a second fork.
-        rate: Share that ``sample`` asks about.
-        budget: Forks at most in one `ask`.
-        seed: Of the sample.
-        threads: Forks at work at once.
+        rate: Share of the questions that ``sample`` asks about, in [0, 1].
+        budget: Most forks in one `ask`; with ``reward`` a question takes two.
+        seed: Seed of the sample.
+        threads: Questions played at the same time.
         episodes: The server's journal, where each verdict is posted as a late reward of the state it is about: source
             ``counterfactual``, 1 for better, its id naming key, reason and fork. A recipe that sums late rewards has to
             leave it out. None posts nothing.

@@ -41,12 +41,12 @@ class SiteSums:
     """Sums over the target tokens of one error site.
 
     Attributes:
-        key: Its hint template key.
-        tokens: How many.
-        divergence: Summed over them, in nats, before clip and weights: 0-d, without gradient. In the form ``sampled``
-            the absolute log-ratio of the sampled token.
-        weight: Of each in the loss, 0-d.
-        outlier: 1 where the guard left the site out, else 0: 0-d.
+        key: Hint template key of the site.
+        tokens: Number of target tokens.
+        divergence: Sum of the tokens' divergences, in nats, before clip and weights: 0-d, without gradient. In the form
+            ``sampled`` the divergence of a token is the absolute log-ratio of the sampled token.
+        weight: Weight of each token in the loss, 0-d.
+        outlier: 1 if the guard left the site out, else 0: 0-d.
     """
 
     key: str
@@ -60,7 +60,7 @@ class SeparateTeacher(Protocol):
     """A teacher with weights of its own.
 
     Attributes:
-        model: What is called.
+        model: Model to call inside `teaching`.
     """
 
     model: Any
@@ -74,12 +74,12 @@ class Distillation:
     """Computes channel 2's loss of a micro-batch.
 
     Args:
-        divergence: Between student and teacher, for each token.
-        teacher: ``live``, ``base``, ``ema`` or ``initial``; see `ChannelSettings.teacher`.
+        divergence: Divergence between student and teacher at each token.
+        teacher: Weights of the teacher: ``live``, ``base``, ``ema`` or ``initial``; see `ChannelSettings.teacher`.
         guard: Leaves out sites whose divergence is far from that of others; None leaves out none.
-        form: ``distribution``, or ``sampled``; see `ChannelSettings.sdpo_form`.
+        form: Form of the loss: ``distribution`` or ``sampled``; see `ChannelSettings.sdpo_form`.
         is_clip: Upper bound of the importance weights of tokens; None for no weights.
-        sampling_temperature: At which the batch's log-probabilities are.
+        sampling_temperature: Temperature that the batch was sampled with, which its log-probabilities refer to.
         keep: Keep a fixed teacher's states for a generation batch. It costs memory, and saves passes where a batch is
             used several times.
         head_precision: Returns the context in which hidden states are multiplied with the output embedding, e.g. the
@@ -89,7 +89,7 @@ class Distillation:
         ValueError: An option out of its range, or that does not fit the form.
 
     Attributes:
-        separate_teacher: The teacher of ``ema`` and ``initial``.
+        separate_teacher: The teacher of ``ema`` and ``initial``, set by the trainer; None for the others.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class Distillation:
             model: The student.
             inputs: The micro-batch.
             captured: The student's states; None where the micro-batch has no site.
-            old_logprobs: ``[B, T]`` of the completions' tokens when they were sampled, NaN where unknown; None where
-                the policy has not moved since.
+            old_logprobs: ``[B, T]`` log-probabilities of the completions' tokens when they were sampled, NaN where
+                unknown; None if the policy has not moved since.
         """
         items: Sequence[SdpoItem] = [item for row in inputs[ITEMS] for item in row]
         head = output_head(model)

@@ -31,10 +31,11 @@ class Preferences:
     """Computes channel 3's loss of a micro-batch, and the reference log-probabilities of new pairs.
 
     Args:
-        beta_dpo: How strongly the reference holds.
+        beta_dpo: DPO's beta: strength of the pull towards the reference, > 0.
         loss_type: ``sigmoid`` or ``sigmoid_norm``.
-        nll: Weight of the chosen action's negative log-likelihood per token beside it, >= 0. It is counted from the
-            reference's, which changes no gradient: where the policy is its reference the loss is ln 2, as DPO's.
+        nll: Weight of the chosen action's negative log-likelihood per token, added to DPO's loss, >= 0. It is counted
+            from the reference's, which changes no gradient: where the policy is its reference the loss is ln 2, as
+            DPO's.
         head_precision: Returns the context in which hidden states of policy and reference are multiplied with the
             output embedding, e.g. the trainer's ``autocast``. By default the caller's own context applies.
 
@@ -73,7 +74,7 @@ class Preferences:
         Actions whose hidden states are in ``own.captured`` are not forwarded again.
 
         Args:
-            model: As the trainer calls it.
+            model: The policy, as the trainer calls it.
             own: The micro-batch's pairs, at least one, each with the reference's log-probabilities.
             pad_id: The tokenizer's pad token.
 
@@ -111,8 +112,8 @@ class Preferences:
         """Return a zero loss (0-d) from a dummy pass, for a rank without pairs while other ranks have some.
 
         Args:
-            model: As the trainer calls it.
-            pad_id: Of the tokenizer.
+            model: The policy, as the trainer calls it.
+            pad_id: The tokenizer's pad token.
         """
         head, rows = output_head(model), action_rows([((pad_id,), (pad_id,))])
         return self._summed(head, trained_states(model, rows.rows, rows.positions, pad_id=pad_id), rows).sum() * 0.0
@@ -123,10 +124,10 @@ class Preferences:
         Where the reference's passes are collective, every rank has to call it, without pairs too.
 
         Args:
-            model: The reference; with ``adapter``, the student, whose adapter is switched off for it.
-            pairs: New ones.
-            reference: What it is called.
-            adapter: See ``model``.
+            model: The reference. With ``adapter``, the student: its adapter is switched off for the pass.
+            pairs: Pairs without reference log-probabilities.
+            reference: Name of the reference, kept in the pairs.
+            adapter: Whether ``model`` is the student with an adapter to switch off.
         """
         if not pairs and not collective(model):
             return []
@@ -155,9 +156,10 @@ class BatchPairs:
     """Pairs of a micro-batch, and which rejected actions are the micro-batch's own turns.
 
     Attributes:
-        pairs: All, in the order of rows.
-        places: By pair, the row and the columns of the padded batch whose states predict the rejected action.
-        captured: Their states; None where there are none.
+        pairs: All pairs, in the order of rows.
+        places: Row and columns of the padded batch whose states predict a rejected action, by the index of its pair.
+            Pairs whose rejected action is not in the batch are left out.
+        captured: Hidden states at ``places``; None if there are none.
     """
 
     pairs: Sequence[DpoPair]
@@ -170,9 +172,9 @@ def rejected_here(pairs: Sequence[DpoPair], rollout: Rollout, *, trained: bool) 
     states.
 
     Args:
-        pairs: In this row.
-        rollout: Of the row.
-        trained: Whether the row is attended to at all.
+        pairs: Pairs of this row.
+        rollout: Rollout of this row.
+        trained: Whether the row is attended to at all; if not, no pair is here.
     """
     ids = rollout.prompt_ids + rollout.completion_ids
     sides = [pair.context_ids + pair.rejected_ids for pair in pairs]

@@ -26,10 +26,10 @@ class Site:
     """A failing turn with its hint.
 
     Attributes:
-        row: Which rollout of the batch.
-        failed: The turn.
-        hint: What the teacher reads.
-        item: What is compared.
+        row: Index of the rollout in the batch.
+        failed: The failing turn.
+        hint: The hint that the teacher reads.
+        item: The teacher's row and the tokens that are compared.
     """
 
     row: int
@@ -51,23 +51,24 @@ class Sites:
     Args:
         hinter: Writes hints. One that has ``begin_batch(attempts)`` is given the whole batch first; one whose
             ``concurrent`` is true is called from several threads.
-        renderer: Renders them for the student's tokenizer.
-        max_sites: Of one rollout; the first ones, before one mistake leads to another.
-        max_length: Tokens of a teacher's row at most; None for no bound.
-        check: Whether a hint helps, asked of the environment.
-        hint_keys: Which hint template keys are distilled: shell patterns (``fs.*``), of which a key has to match one;
-            one that begins with ``!`` leaves keys out. None is all.
-        max_site_share: What one site may weigh among a batch's target tokens, in (0, 1].
-        max_key_share: What the sites of one key may weigh together, likewise.
-        threads: Hints written at once.
+        renderer: Renders the hints for the student's tokenizer.
+        max_sites: Most sites taken from one rollout: the first ones, because later errors often follow from them.
+        max_length: Most tokens of a teacher's row; None for no bound.
+        check: Counterfactual check of hints in the environment; off by default.
+        hint_keys: Shell patterns (``fs.*``) of the hint template keys to distil; a key has to match one of them. A
+            pattern that begins with ``!`` excludes keys. None distils all.
+        max_site_share: Largest share of a batch's target tokens, by weight, that one site may have, in (0, 1].
+        max_key_share: Largest share of a batch's target tokens, by weight, that all sites of one key may have together,
+            in (0, 1].
+        threads: Hints written at the same time by a hinter that is ``concurrent``.
         decode: Returns the text of tokens without special ones; a hinter with ``begin_batch`` needs it.
         targets: Returns the ranges of a turn's tokens that are compared, given the turn's tokens, e.g.
             `ActionTokens.call_spans`; a turn for which it returns none has no site. None compares whole turns.
 
     Attributes:
-        counts: What became of failing turns: ``kept``, ``other_key``, ``no_hint``, ``too_long``, ``beyond_max_sites``,
-            ``not_rendered``, ``not_spliced``, ``no_targets``, ``not_better``, ``row_not_trained``; and ``not_sampled``,
-            whose hint could not be checked.
+        counts: Number of failing turns by outcome: ``kept``, ``other_key``, ``no_hint``, ``too_long``,
+            ``beyond_max_sites``, ``not_rendered``, ``not_spliced``, ``no_targets``, ``not_better``,
+            ``row_not_trained``; and ``not_sampled``, whose hint could not be checked.
 
     Raises:
         ValueError: A share out of its range; a hinter that needs ``decode``.
@@ -105,10 +106,11 @@ class Sites:
         """Return the error sites of a batch with their hints, before the counterfactual check.
 
         Args:
-            rollouts: Row by row. Lost ones have no site.
-            runners: Where they were played; None for a rollout that was not.
+            rollouts: The batch's rollouts, one for each row. Lost rollouts have no sites.
+            runners: The runner that played each rollout; None for a rollout that was not played here.
             tools: Descriptions of the student's tools, for hints about tools.
-            groups: Which rows have the same task; by default those with equal prompts.
+            groups: Task of each row, as any key: rows with equal keys have the same task. By default rows with equal
+                prompts.
         """
         if isinstance(self.hinter, BatchHinter) and self.decode is not None:
             decode, known = self.decode, groups or [rollout.prompt_ids for rollout in rollouts]
@@ -203,10 +205,10 @@ class Sites:
         weigh what hints of their key are worth (`CounterfactualCheck.weight`), within the shares.
 
         Args:
-            sites: Of a batch.
-            runners: Of its rows.
-            sample: The student, who takes the failing turn again with the hint before it. It is called once, without
-                contexts too, where the check is not off: other ranks may have some.
+            sites: Sites of the batch.
+            runners: The runner that played each row of the batch; None for a row that was not played here.
+            sample: Has the student take each failing turn again, with the hint before it. It is called once unless the
+                check is off, also without contexts, because other ranks may have some.
         """
         verdicts: dict[int, Verdict] = {}
         if self.check.mode != "off":
@@ -250,9 +252,9 @@ def capped(sites: Sequence[Site], max_site_share: float, max_key_share: float) -
     weight.
 
     Args:
-        sites: Of one rank's batch.
-        max_site_share: Of one site, in (0, 1].
-        max_key_share: Of all sites of one key.
+        sites: Sites of one rank's batch.
+        max_site_share: Largest share of one site, in (0, 1].
+        max_key_share: Largest share of all sites of one key together, in (0, 1].
     """
     total = sum(len(site.item.target_ids) for site in sites)
     of_site = max(max_site_share, 1.0 / max(1, len(sites))) * total

@@ -16,8 +16,8 @@ def positive(name: str, value: float) -> None:
     """Raise ValueError unless a number is positive and finite.
 
     Args:
-        name: Of the option.
-        value: Its value.
+        name: Option name, for the message.
+        value: Value to check.
 
     Raises:
         ValueError: It is 0, negative, infinite or NaN.
@@ -30,8 +30,8 @@ def not_negative(name: str, value: float) -> None:
     """Raise ValueError unless a number is finite and at least 0.
 
     Args:
-        name: Of the option.
-        value: Its value.
+        name: Option name, for the message.
+        value: Value to check.
 
     Raises:
         ValueError: It is negative, infinite or NaN.
@@ -44,8 +44,8 @@ def upper_bound(name: str, value: float | None) -> None:
     """Raise ValueError unless an optional upper bound is None or positive.
 
     Args:
-        name: Of the option.
-        value: Its value; None and infinity are no bound.
+        name: Option name, for the message.
+        value: Value to check; None and infinity are no bound.
 
     Raises:
         ValueError: It is 0, negative or NaN.
@@ -58,10 +58,10 @@ def shaped(name: str, tensor: Tensor | None, shape: tuple[int, ...], meaning: st
     """Raise ValueError unless a tensor has the expected shape; another one might be broadcast without an error.
 
     Args:
-        name: Of the argument.
-        tensor: What was given; None is not looked at.
-        shape: What it has to be.
-        meaning: The shape in the documentation's letters, e.g. ``[B, T]``.
+        name: Argument name, for the message.
+        tensor: Tensor to check; None passes.
+        shape: Expected shape.
+        meaning: The expected shape in the documentation's letters, e.g. ``[B, T]``.
 
     Raises:
         ValueError: It has another one.

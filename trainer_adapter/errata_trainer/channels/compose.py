@@ -26,8 +26,9 @@ class Term:
     """One channel's summed loss in one micro-batch of one rank.
 
     Attributes:
-        total: 0-d, the sum over its tokens or pairs, weighted or not; attached.
-        count: 0-d, how many (or the sum of their weights) the optimizer step has in all micro-batches of all ranks.
+        total: Sum of the loss over the channel's tokens or pairs, weighted or not: 0-d, attached.
+        count: Number of tokens or pairs (or sum of their weights) that the optimizer step has in all micro-batches of
+            all ranks: 0-d.
     """
 
     total: Tensor
@@ -52,13 +53,13 @@ def compose(
     """Return the total loss of a micro-batch.
 
     Args:
-        grpo: 0-d, the trainer's own, scaled as the trainer wants it.
-        sdpo: Channel 2; None where it has nothing to do.
-        dpo: Channel 3; None where it has nothing to do.
-        alpha_sdpo: Weight of channel 2, >= 0; at 0 it is left out, whatever it holds.
-        beta_replay: Weight of channel 3, likewise.
-        averaged_over: Of how many losses the trainer takes the mean, > 0: ranks, times micro-batches where it divides
-            by them (TRL does not: its GRPO loss is scaled when it is computed).
+        grpo: The trainer's own loss, scaled as the trainer wants it: 0-d.
+        sdpo: Term of channel 2; None if it has nothing to train on.
+        dpo: Term of channel 3; None if it has nothing to train on.
+        alpha_sdpo: Weight of channel 2, >= 0. With 0 the channel is left out, whatever its term holds.
+        beta_replay: Weight of channel 3, >= 0. With 0 the channel is left out, whatever its term holds.
+        averaged_over: Number of losses that the trainer averages, > 0: the ranks, times the micro-batches where it
+            divides by them (TRL does not: its GRPO loss is scaled when it is computed).
 
     Returns:
         The loss, 0-d; without channels ``grpo`` itself, the same tensor. And without gradient ``loss/grpo``, and of
@@ -85,9 +86,9 @@ def global_counts(counts: Mapping[str, float], *, device: torch.device | str, gr
     """Sum counts over ranks, in one message. All ranks have to call it.
 
     Args:
-        counts: By name, of this rank and of all its micro-batches of a step; the same names on every rank.
-        device: Where the group's backend wants tensors.
-        group: Of `torch.distributed`; None for all ranks.
+        counts: This rank's counts by name, over all its micro-batches of a step; every rank has to give the same names.
+        device: Device for the tensors, one that the group's backend accepts.
+        group: Process group of `torch.distributed`; None for all ranks.
 
     Returns:
         0-d float64 tensors by name; this rank's own counts where nothing is distributed.
@@ -106,8 +107,8 @@ def gradient_norms(losses: Mapping[str, Tensor], parameters: Iterable[Tensor]) -
     Reentrant gradient checkpointing refuses it.
 
     Args:
-        losses: 0-d by name, weighted or not.
-        parameters: Of the model.
+        losses: Losses by name, weighted or not: 0-d.
+        parameters: Parameters of the model.
 
     Returns:
         0-d by name: the norm over all parameters; 0 for a loss without a graph.

@@ -28,10 +28,10 @@ class DistilMetrics:
     """Sums over tokens (0-d, without gradient), which can be added over micro-batches and ranks.
 
     Attributes:
-        tokens: How many.
-        divergence: In nats, before clip and weights.
-        entropy: Of the student, in nats.
-        clipped: Tokens of which the clip took something.
+        tokens: Number of tokens.
+        divergence: Divergence in nats, before clip and weights.
+        entropy: Entropy of the student in nats.
+        clipped: Number of tokens where the clip had an effect.
     """
 
     tokens: Tensor
@@ -75,18 +75,21 @@ def distil(
     """Return the divergence of the student from the teacher, summed over tokens, from hidden states.
 
     Args:
-        student_hidden: ``[N, H]``, at the positions that predict the N target tokens.
-        teacher_hidden: ``[N, H']``, at the positions that predict the same tokens; no gradient flows into it.
-        weight: ``[V, H]`` of the output embedding; gets a gradient if it requires one. A head with LoRA is its merged
-            weight (`errata_trainer.channels.heads.output_head`).
-        bias: ``[V]`` or None.
-        divergence: Default `Divergence`: OPSD's, ``jsd_beta`` 0.5, clip 10.
-        token_weights: ``[N]``, of each token in the sum; default 1. Or a function that returns them from the
-            divergences ``[N]`` before the clip. No gradient flows into them.
-        teacher_weight: ``[V, H']`` where the teacher's is another; it gets no gradient.
-        teacher_bias: ``[V]``, with ``teacher_weight``.
-        transform: What the model does to its logits ``[C, V]`` after the projection (a scale, a soft cap), row by row.
-        chunk_elements: Bound of the rows of a chunk times V; a row at least.
+        student_hidden: ``[N, H]`` hidden states at the positions that predict the N target tokens.
+        teacher_hidden: ``[N, H']`` hidden states at the positions that predict the same tokens; no gradient flows into
+            it.
+        weight: ``[V, H]`` weight of the output embedding; gets a gradient if it requires one. For a head with LoRA, the
+            merged weight (`errata_trainer.channels.heads.output_head`).
+        bias: ``[V]`` bias of the output embedding, or None.
+        divergence: Divergence with its options. Defaults to `Divergence()`, OPSD's: ``jsd_beta`` 0.5, clip 10.
+        token_weights: ``[N]`` weight of each token in the sum, or a function that returns the weights from the
+            divergences ``[N]`` before the clip. None weighs each token 1. No gradient flows into them.
+        teacher_weight: ``[V, H']`` weight of the teacher's output embedding, without gradient; None uses ``weight`` and
+            ``bias``.
+        teacher_bias: ``[V]`` bias of the teacher's output embedding; only with ``teacher_weight``.
+        transform: Function that the model applies to its logits ``[C, V]`` after the projection, row by row (a scale, a
+            soft cap); None for none.
+        chunk_elements: Most logits of a chunk: its rows times V. A chunk has at least one row.
 
     Returns:
         The sum over tokens (0-d, float32 at least, attached, 0 for N = 0), to be divided by how many tokens the whole
@@ -152,13 +155,14 @@ def action_logprobs(
     """Return the log-probabilities of target tokens from hidden states.
 
     Args:
-        hidden: ``[N, H]``, at the positions that predict the tokens.
-        target_ids: ``[N]``.
-        weight: ``[V, H]`` of the output embedding; gets a gradient if it requires one.
-        bias: ``[V]`` or None.
-        temperature: Divides the logits; > 0.
-        transform: As in `distil`.
-        chunk_elements: As in `distil`.
+        hidden: ``[N, H]`` hidden states at the positions that predict the tokens.
+        target_ids: ``[N]`` ids of the target tokens.
+        weight: ``[V, H]`` weight of the output embedding; gets a gradient if it requires one.
+        bias: ``[V]`` bias of the output embedding, or None.
+        temperature: Divisor of the logits, > 0.
+        transform: Function that the model applies to its logits ``[C, V]`` after the projection, row by row; None for
+            none.
+        chunk_elements: Most logits of a chunk: its rows times V. A chunk has at least one row.
 
     Returns:
         ``[N]``, float32 at least; attached, for N = 0 too. `errata_trainer.channels.dpo.segment_sums` adds them up.
@@ -183,9 +187,9 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """Return logits in float32 or wider.
 
     Args:
-        hidden: ``[C, H]``.
-        weight: ``[V, H]``, same dtype.
-        bias: ``[V]`` or None.
+        hidden: ``[C, H]`` hidden states.
+        weight: ``[V, H]`` weight of the output embedding, of the same dtype.
+        bias: ``[V]`` bias of the output embedding, or None.
 
     Returns:
         ``[C, V]``. Of half precision the products are added up in float32, and on CUDA not rounded back in between.

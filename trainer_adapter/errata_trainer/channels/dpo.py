@@ -36,13 +36,16 @@ def dpo_loss(
     """Return the mean DPO loss of P pairs.
 
     Args:
-        policy_chosen: ``[P]`` summed log-probability of the chosen action's tokens, the context's excluded.
-        policy_rejected: ``[P]`` of the rejected action's.
-        ref_chosen: ``[P]`` under the reference; no gradient flows into it.
-        ref_rejected: ``[P]``.
-        beta_dpo: How strongly the reference holds; > 0.
-        loss_type: ``sigmoid``, or ``sigmoid_norm``: each log-ratio is divided by its own action's length first, which
-            takes away the weight of long actions and wants a larger ``beta_dpo``.
+        policy_chosen: ``[P]`` summed log-probability of the chosen action's tokens under the policy, without the
+            context's.
+        policy_rejected: ``[P]`` summed log-probability of the rejected action's tokens under the policy.
+        ref_chosen: ``[P]`` summed log-probability of the chosen action's tokens under the reference; no gradient flows
+            into it.
+        ref_rejected: ``[P]`` summed log-probability of the rejected action's tokens under the reference; no gradient
+            flows into it.
+        beta_dpo: Strength of the pull towards the reference, > 0.
+        loss_type: Kind of loss: ``sigmoid``, or ``sigmoid_norm``, which first divides each log-ratio by its own
+            action's length. That takes away the weight of long actions and wants a larger ``beta_dpo``.
         lengths: ``([P], [P])`` tokens of the chosen and rejected actions, of an integer dtype; for ``sigmoid_norm``.
             On the CPU they are checked without waiting for a device.
 
@@ -79,13 +82,13 @@ def dpo_losses(
     step.
 
     Args:
-        policy_chosen: ``[P]``.
-        policy_rejected: ``[P]``.
-        ref_chosen: ``[P]``.
-        ref_rejected: ``[P]``.
-        beta_dpo: As in `dpo_loss`, like all others.
-        loss_type: As in `dpo_loss`.
-        lengths: As in `dpo_loss`.
+        policy_chosen: ``[P]`` summed log-probability of the chosen action's tokens under the policy.
+        policy_rejected: ``[P]`` summed log-probability of the rejected action's tokens under the policy.
+        ref_chosen: ``[P]`` summed log-probability of the chosen action's tokens under the reference.
+        ref_rejected: ``[P]`` summed log-probability of the rejected action's tokens under the reference.
+        beta_dpo: Strength of the pull towards the reference, > 0.
+        loss_type: Kind of loss, ``sigmoid`` or ``sigmoid_norm``; see `dpo_loss`.
+        lengths: ``([P], [P])`` tokens of the chosen and rejected actions, of an integer dtype; for ``sigmoid_norm``.
 
     Returns:
         ``[P]``, float32 at least.
@@ -104,7 +107,7 @@ def chosen_nll(policy_chosen: Tensor, lengths: Lengths) -> Tensor:
     (Pang et al. 2024, Iterative Reasoning Preference Optimization; ``rpo_alpha`` in TRL's `DPOConfig`).
 
     Args:
-        policy_chosen: ``[P]`` summed log-probabilities.
+        policy_chosen: ``[P]`` summed log-probability of the chosen action's tokens under the policy.
         lengths: ``([P], [P])`` tokens of the chosen and of the rejected actions, at least 1.
 
     Returns:
@@ -134,13 +137,13 @@ def dpo_metrics(
     """Return metrics as sums over pairs, which can be added over micro-batches and ranks.
 
     Args:
-        policy_chosen: ``[P]``.
-        policy_rejected: ``[P]``.
-        ref_chosen: ``[P]``.
-        ref_rejected: ``[P]``.
-        beta_dpo: As in `dpo_loss`, like all others.
-        loss_type: As in `dpo_loss`.
-        lengths: As in `dpo_loss`.
+        policy_chosen: ``[P]`` summed log-probability of the chosen action's tokens under the policy.
+        policy_rejected: ``[P]`` summed log-probability of the rejected action's tokens under the policy.
+        ref_chosen: ``[P]`` summed log-probability of the chosen action's tokens under the reference.
+        ref_rejected: ``[P]`` summed log-probability of the rejected action's tokens under the reference.
+        beta_dpo: Strength of the pull towards the reference, > 0.
+        loss_type: Kind of loss, ``sigmoid`` or ``sigmoid_norm``; see `dpo_loss`.
+        lengths: ``([P], [P])`` tokens of the chosen and rejected actions, of an integer dtype; for ``sigmoid_norm``.
 
     Returns:
         0-d tensors without gradient: ``pairs``; ``loss``; ``margin``, the difference of the log-ratios, in nats;
@@ -169,8 +172,9 @@ def segment_sums(logprobs: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
     """Return the sum of the log-probabilities of each action's tokens.
 
     Args:
-        logprobs: ``[sum(lengths)]`` of all actions' tokens, one action after the other.
-        lengths: ``[A]`` int64, tokens of each action; or as a list, which is checked without waiting for a device.
+        logprobs: ``[sum(lengths)]`` log-probabilities of all actions' tokens, one action after the other.
+        lengths: ``[A]`` number of tokens of each action, int64; or a list, which is checked without waiting for a
+            device.
 
     Returns:
         ``[A]``, attached; added up in float32 at least.

@@ -71,7 +71,7 @@ class Captured:
         """Store the hidden states at the wanted positions of the next rows.
 
         Args:
-            states: ``[B, L, H]``.
+            states: ``[B, L, H]`` last hidden states of the rows.
         """
         # On the host, where the positions come from: a device that is asked for them waits for its queue.
         places = ((self._rows >= self._seen) & (self._rows < self._seen + len(states))).nonzero()[:, 0]
@@ -94,10 +94,10 @@ def capture_hidden(model: Any, rows: Tensor, columns: Tensor) -> Iterator[Captur
     of one batch, in order.
 
     Args:
-        model: Of any kind.
-        rows: ``[N]`` int64, of the batch.
-        columns: ``[N]`` int64, in the padded rows. With prompts padded on the left to width W, position p of an
-            unpadded ``prompt_ids + completion_ids`` is column ``W - len(prompt_ids) + p``.
+        model: A causal language model, wrapped or not.
+        rows: ``[N]`` int64, index of each position's row in the batch.
+        columns: ``[N]`` int64, index of each position in the padded row. With prompts padded on the left to width W,
+            position p of an unpadded ``prompt_ids + completion_ids`` is column ``W - len(prompt_ids) + p``.
 
     Yields:
         What has been captured, to be asked after the passes.
@@ -130,11 +130,11 @@ def frozen_states(
     many passes as the rank that needs most.
 
     Args:
-        model: What is called.
+        model: Model to call; under DDP, the unwrapped one.
         rows: R token sequences.
-        positions: R increasing lists of positions in them.
+        positions: R increasing lists of positions in the rows.
         share: Whether a cache may be used, where that is exact: `shares_prefixes`.
-        batch_tokens: Tokens of one pass at most, padding included; a row is never cut. 0 is one row at a time.
+        batch_tokens: Most tokens of one pass, padding included; a row is never cut. 0 forwards one row at a time.
 
     Returns:
         ``[N, H]``, N the number of all positions, in the order of rows and positions.
@@ -160,10 +160,10 @@ def trained_states(model: Any, rows: Rows, positions: Rows, *, pad_id: int = 0) 
     """Return hidden states with gradient, from one forward pass over the rows, padded on the right.
 
     Args:
-        model: What is called; it gets ``input_ids`` and ``attention_mask`` ``[R, L]``.
+        model: Model to call, with ``input_ids`` and ``attention_mask`` ``[R, L]``.
         rows: R token sequences; at least one.
-        positions: R lists of positions in them.
-        pad_id: A token that exists.
+        positions: R lists of positions in the rows.
+        pad_id: Token to pad with; any id of the vocabulary.
 
     Returns:
         ``[N, H]``, in the order of rows and positions; attached.
@@ -208,8 +208,8 @@ def idle_loss(model: Any, *, token_id: int = 0) -> Tensor:
     """Return a zero loss from a forward pass over one token, for ranks without work while others train.
 
     Args:
-        model: What is called.
-        token_id: A token that exists.
+        model: Model to call.
+        token_id: Token of the pass; any id of the vocabulary.
 
     Returns:
         0-d, attached to what made it; its gradients are zeros.
@@ -222,7 +222,7 @@ def evaluating(model: Any) -> Iterator[None]:
     """Put a model into evaluation mode in a block and restore the mode of each module after it.
 
     Args:
-        model: A module.
+        model: Module to put into evaluation mode.
     """
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -237,7 +237,7 @@ def active_dropout(model: Any) -> list[str]:
     """Return the names of modules in which dropout is active now.
 
     Args:
-        model: A module.
+        model: Module to search.
 
     Returns:
         Their names, in the model's order.
@@ -271,7 +271,7 @@ def switch_off_dropout(student: Any) -> list[str]:
     """Set all dropout of a student to 0, and return the names of the modules in which it was active.
 
     Args:
-        student: A module; its configuration stays as it is.
+        student: Module to change; its configuration stays as it is.
     """
     noisy = _dropout_in_training(student)
     for name in noisy:
@@ -302,7 +302,7 @@ def shares_prefixes(model: Any) -> bool:
     """Return whether continuing the key-value cache of a prefix gives the same states as a pass over the whole row.
 
     Args:
-        model: Of any kind.
+        model: A causal language model, wrapped or not.
 
     Returns:
         False where layers see a window or carry a state (a cache that was cut back would lack what fell out of it),
@@ -330,7 +330,7 @@ def collective(model: Any) -> bool:
     """Return whether forward passes of a model are collective, i.e. its weights are sharded over ranks (FSDP, ZeRO-3).
 
     Args:
-        model: Of any kind.
+        model: A causal language model, wrapped or not.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return False
@@ -355,8 +355,8 @@ class _Batch:
     """Rows that are computed together.
 
     Attributes:
-        chains: Numbers of rows; each row of a chain continues the cache of the one before.
-        trunk: Tokens that all first rows begin with, computed once; 0 for none.
+        chains: Chains of row numbers; each row of a chain continues the cache of the one before.
+        trunk: Number of tokens that all first rows begin with, computed once; 0 for none.
     """
 
     chains: list[list[int]]
@@ -464,12 +464,12 @@ def _states(
     """Return hidden states ``[B, L, H]`` of rows that continue a cache, padded on the right, and the new cache.
 
     Args:
-        model: What is called.
+        model: Model to call.
         rows: B lists of new tokens.
-        cache: Of what they continue; None for nothing.
-        keep: Whether the cache is wanted.
-        slots: Of each row, where in the cache its tokens are.
-        kept: Of each row, how many tokens of the cache it continues; default: all.
+        cache: Key-value cache that the rows continue; None for none.
+        keep: Whether to return the new cache.
+        slots: Cache slots of each row's tokens, old and new; needed where a row continues only a part of the cache.
+        kept: Number of cached tokens that each row continues; None means all.
     """
     taken: list[Tensor] = []
     width, past = max(map(len, rows)), 0 if cache is None else cache.get_seq_length()

@@ -19,9 +19,9 @@ class DivergenceGuard:
     """Compares each site's divergence per token with the median of the sites before it.
 
     Args:
-        factor: A site above this many medians is an outlier, > 1.
-        window: Sites that are remembered, outliers included.
-        least: Sites before which nothing is an outlier.
+        factor: Multiple of the median above which a site is an outlier, > 1.
+        window: Number of sites that are remembered, outliers included.
+        least: Number of sites to see before any can be an outlier.
 
     Raises:
         ValueError: An option out of its range.
@@ -47,7 +47,8 @@ class DivergenceGuard:
         """Return which sites to leave out, then add all of them.
 
         Args:
-            divergences: Of each site, in nats per token. One that is not finite is an outlier.
+            divergences: Divergence of each site, in nats per token. A site whose divergence is not finite is an
+                outlier.
         """
         bound = self.bound()
         self.add(divergences)

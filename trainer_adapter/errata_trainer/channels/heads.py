@@ -21,9 +21,10 @@ class OutputHead:
     """How a model computes logits from hidden states: ``transform(hidden @ weight.T + bias)``.
 
     Attributes:
-        weight: ``[V, H]``; with a LoRA adapter on it the merged weight, whose gradient reaches the adapter's factors.
-        bias: ``[V]`` or None.
-        transform: Scale and soft cap of the model's configuration; None where it has neither.
+        weight: ``[V, H]`` weight; with a LoRA adapter on it the merged weight, whose gradient reaches the adapter's
+            factors.
+        bias: ``[V]`` bias, or None.
+        transform: Scale and soft cap of the model's configuration; None if it has neither.
     """
 
     weight: Tensor
@@ -43,7 +44,7 @@ class ScaledSoftcap:
         """Return the transformed logits.
 
         Args:
-            logits: ``[..., V]``.
+            logits: ``[..., V]`` logits.
 
         Returns:
             ``[..., V]``.
@@ -56,7 +57,7 @@ def unwrapped(model: Any) -> Any:
     """Return the causal language model inside wrappers (compiled, data-parallel, PEFT).
 
     Args:
-        model: Of any kind.
+        model: A causal language model, wrapped or not.
 
     Returns:
         The innermost model that still makes logits.
@@ -76,7 +77,7 @@ def backbone(model: Any) -> Any:
     """Return the module that outputs the last hidden states, the input of the output embedding.
 
     Args:
-        model: Of any kind.
+        model: A causal language model, wrapped or not.
 
     Returns:
         The module.
@@ -97,7 +98,8 @@ def output_head(model: Any) -> OutputHead:
     """Return the output embedding as it is now; disabled adapters are not merged.
 
     Args:
-        model: Of any kind. Under ZeRO-3 its head has to be gathered first, and stay so until after the backward pass.
+        model: A causal language model, wrapped or not. Under ZeRO-3 its head has to be gathered first, and stay so
+            until after the backward pass.
 
     Returns:
         The head. Dropout of an adapter on it is left out.
@@ -125,8 +127,9 @@ def logit_transform(config: Any) -> Transform | None:
     """Return the transform that a model with this configuration applies to its logits.
 
     Args:
-        config: With ``final_logit_softcapping`` (Gemma), ``logit_scale`` (Cohere), ``output_multiplier``,
-            ``lm_head_multiplier`` (Falcon-H1) or ``logits_scaling`` (Granite divides by it, HyperCLOVA X multiplies).
+        config: Model configuration. These fields are read: ``final_logit_softcapping`` (Gemma), ``logit_scale``
+            (Cohere), ``output_multiplier``, ``lm_head_multiplier`` (Falcon-H1) and ``logits_scaling`` (Granite divides
+            by it, HyperCLOVA X multiplies).
 
     Returns:
         The function, or None.

@@ -38,8 +38,8 @@ def skip_reason(pair: DpoPair, *, max_length: int | None = None) -> SkipReason |
     """Return why a pair cannot be trained on; None if it can.
 
     Args:
-        pair: Of channel 3.
-        max_length: Tokens of the context and the longer action at most; None for no bound.
+        pair: Preference pair of channel 3.
+        max_length: Most tokens of the context and the longer action together; None for no bound.
 
     Returns:
         ``equal``, both actions are the same tokens, so that their gradients cancel; ``empty``, one has none, or
@@ -62,8 +62,8 @@ def trainable_pairs(
     """Return the pairs that can be trained on, and the number of others by reason.
 
     Args:
-        pairs: Of channel 3.
-        max_length: As in `skip_reason`.
+        pairs: Preference pairs of channel 3.
+        max_length: Most tokens of a context and its longer action together; None for no bound.
 
     Returns:
         The pairs in their order; the reasons counted.
@@ -84,10 +84,10 @@ class PairRows:
     """Pairs as rows to forward: all chosen actions, then all rejected ones, in the order of the pairs.
 
     Attributes:
-        rows: ``2P`` token sequences: context and action.
-        positions: ``2P`` lists: where the action's tokens are predicted.
+        rows: ``2P`` token sequences, each a context and an action.
+        positions: ``2P`` lists of the positions that predict the action's tokens.
         target_ids: The actions' tokens, one action after the other.
-        lengths: ``2P`` tokens of each action.
+        lengths: ``2P`` lengths of the actions, in tokens.
     """
 
     rows: list[tuple[int, ...]]
@@ -100,7 +100,7 @@ def action_rows(actions: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> P
     """Return the rows to forward for actions after their contexts.
 
     Args:
-        actions: Tokens of a context, not empty, and of what was done there.
+        actions: Tokens of a context, not empty, and tokens of the action after it.
 
     Returns:
         For `errata_trainer.channels.forward` and `errata_trainer.channels.dpo.segment_sums`.
@@ -117,7 +117,7 @@ def pair_rows(pairs: Sequence[DpoPair]) -> PairRows:
     """Return the rows to forward for pairs.
 
     Args:
-        pairs: P pairs that can train (`skip_reason`).
+        pairs: P pairs that can be trained on (`skip_reason`).
 
     Returns:
         As `action_rows`; the first half are the chosen actions'.
@@ -146,9 +146,9 @@ class PairBuffer:
     cut off at the next open. The file holds up to twice the capacity, then it is replaced in one rename.
 
     Args:
-        path: The file; made with its directory if missing. Beside it lies ``path.lock``.
-        capacity: Pairs kept; the oldest go first. > 0.
-        reference: Which weights and tokenizer the log-probabilities are of.
+        path: File of the buffer; made with its directory if missing. Its lock is the file ``path.lock``.
+        capacity: Number of pairs kept, > 0; the oldest go first.
+        reference: Name of the weights and tokenizer that the pairs' reference log-probabilities are of.
 
     Raises:
         StaleReference: The file's pairs are another reference's.
@@ -181,7 +181,7 @@ class PairBuffer:
         """Append pairs to the file and sync it.
 
         Args:
-            pairs: With the log-probabilities of this buffer's reference.
+            pairs: Pairs with the log-probabilities of this buffer's reference.
 
         Returns:
             How many are in the buffer now.
@@ -205,8 +205,8 @@ class PairBuffer:
         """Return different random pairs, the same for the same seed and contents.
 
         Args:
-            count: How many; all, shuffled, if there are fewer.
-            seed: For instance the step.
+            count: Number of pairs; all, shuffled, if there are fewer.
+            seed: Seed of the choice, e.g. the step.
 
         Returns:
             Up to ``count`` pairs.
@@ -243,8 +243,8 @@ class PairBuffer:
         """Replace the buffer's pairs with those of a saved file; pairs that were added since are dropped.
 
         Args:
-            path: Of `save`; it is not changed.
-            size_bytes: What `size_bytes` was then.
+            path: File written by `save`; it is not changed.
+            size_bytes: Value of `size_bytes` when the file was saved.
 
         Raises:
             DamagedBuffer: The file is shorter, or a line cannot be read.

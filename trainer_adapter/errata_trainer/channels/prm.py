@@ -106,8 +106,8 @@ def scores_of_rewards(
 
     Args:
         eid: The episode.
-        rewards: All of it.
-        source: Only those of this source.
+        rewards: All late rewards of the episode.
+        source: Source whose rewards count; others are ignored.
     """
     return {(eid, reward.t): float(reward.value) for reward in rewards if reward.source == source}
 
@@ -145,14 +145,14 @@ def shaped_advantages(
     """Return what to add to the advantages: the score of each turn at each of its tokens, times a weight.
 
     Args:
-        rollouts: B of them.
-        scores: Of each turn, as `turn_scores` gives them.
-        weight: beta_replay, >= 0.
+        rollouts: The batch's B rollouts.
+        scores: Score of each turn of each rollout, as `turn_scores` returns them.
+        weight: Factor of the scores, >= 0: beta_replay.
         centre: Subtract the mean score of the batch, or of each group, so that turns like the others move nothing. A
             single voted turn is its own mean: nothing is left of it.
-        groups: Which rollouts have the same task, for ``group``.
-        clip: Bound of the absolute score after that; None for none.
-        length: T; default: that of the longest completion.
+        groups: Task of each rollout, as any key: rollouts with equal keys have the same task. Needed for ``group``.
+        clip: Upper bound of the absolute score after centring; None for no bound.
+        length: Width T of the result in tokens; None is the length of the longest completion.
 
     Returns:
         ``[B, T]`` float32 over the completions, padded on the right: 0 where nobody voted and at tokens that the
@@ -195,10 +195,11 @@ def score_regression_loss(
     """Return the mean Huber loss between predicted and given scores, for a model that scores turns.
 
     Args:
-        predicted: ``[N]``, attached: a score of each voted turn.
-        targets: ``[N]``: the consensus; no gradient flows into it.
-        weights: ``[N]``, >= 0; default 1.
-        delta: Where it goes from squared to linear, > 0; infinity is half the squared error.
+        predicted: ``[N]`` predicted scores of the voted turns, attached.
+        targets: ``[N]`` scores to predict, the teachers' consensus; no gradient flows into it.
+        weights: ``[N]`` weight of each turn, >= 0; None weighs each 1.
+        delta: Absolute error at which the loss goes from squared to linear, > 0; with infinity it is half the squared
+            error.
 
     Returns:
         Scalar; 0 for N = 0 or weights of 0, attached.

@@ -38,12 +38,13 @@ def sampled_token_loss_from_logprobs(
     computes it from logits.
 
     Args:
-        student_logprobs: ``[B, T]`` of the sampled ids, attached.
-        teacher_logprobs: ``[B, T]`` of the same ids behind the hint; no gradient flows into it.
-        mask: ``[B, T]`` bool; what stands outside is not read.
-        old_logprobs: ``[B, T]`` when they were sampled.
+        student_logprobs: ``[B, T]`` the student's log-probabilities of the sampled ids, attached.
+        teacher_logprobs: ``[B, T]`` the teacher's log-probabilities of the same ids, with the hint; no gradient flows
+            into it.
+        mask: ``[B, T]`` bool, True where a token counts; values elsewhere are not read.
+        old_logprobs: ``[B, T]`` log-probabilities of the ids when they were sampled; needed for ``is_clip``.
         is_clip: Upper bound of the importance weight, > 0; None for no weights.
-        aggregation: How tokens make a scalar, see `aggregate`.
+        aggregation: Reduction of the tokens' losses to a scalar; see `aggregate`.
 
     Returns:
         Scalar. Its gradient is that of KL(S||T) over samples of S; its value is no divergence. 0 for an empty mask.
@@ -77,11 +78,11 @@ def sampled_token_advantages(
     `sampled_token_loss_from_logprobs`.
 
     Args:
-        student_logprobs: ``[B, T]`` of the sampled ids.
-        teacher_logprobs: ``[B, T]`` of the same ids behind the hint.
-        mask: ``[B, T]`` bool.
-        weight: alpha_sdpo, >= 0.
-        clip: Bound of the absolute log-ratio, in nats; None for none.
+        student_logprobs: ``[B, T]`` the student's log-probabilities of the sampled ids.
+        teacher_logprobs: ``[B, T]`` the teacher's log-probabilities of the same ids, with the hint.
+        mask: ``[B, T]`` bool, True where a token counts.
+        weight: Factor of the advantages, >= 0: alpha_sdpo.
+        clip: Upper bound of the absolute log-ratio, in nats; None for no bound.
 
     Returns:
         ``[B, T]`` without gradient: ``weight * (log T - log S)`` under the mask, 0 elsewhere.
@@ -113,14 +114,15 @@ def top_k_divergence(
     Where the lists are the teacher's own top k, it is ``Divergence(top_k=k, support="teacher", tail=tail)`` of logits.
 
     Args:
-        student_logits: ``[..., V]``, attached.
-        ids: ``[..., K]`` int64, distinct in each list; `PADDING` where a list is shorter.
-        teacher_logprobs: ``[..., K]`` of them, at temperature 1; what stands at `PADDING` is not read.
-        jsd_beta: As in `Divergence`.
-        temperature: Divides both logits; other than 1 only without ``tail``: the rest of the teacher's distribution at
-            another temperature cannot be computed from a list.
-        tail: What is left of both is one more id; else both are renormalised.
-        token_clip: As in `Divergence`.
+        student_logits: ``[..., V]`` logits of the student, attached.
+        ids: ``[..., K]`` int64 ids of the teacher's lists, distinct in each list; `PADDING` where a list is shorter.
+        teacher_logprobs: ``[..., K]`` the teacher's log-probabilities of ``ids``, at temperature 1; values at `PADDING`
+            are not read.
+        jsd_beta: Weight of the teacher in the mixture, in [0, 1]; 0 is KL(T||S), 1 is KL(S||T).
+        temperature: Divisor of both sides' logits, > 0. It has to be 1 with ``tail``: the rest of the teacher's
+            distribution at another temperature cannot be computed from a list.
+        tail: Whether the rest of both distributions counts as one more id; otherwise both are renormalised.
+        token_clip: Upper bound of each (token, vocabulary id) summand, > 0; None for no bound.
 
     Returns:
         ``[...]`` in nats.
@@ -152,11 +154,11 @@ def top_k_lists(
     """Return ids and log-probabilities at the positions that predict the turn, from a server's answer.
 
     Args:
-        prompt_logprobs: An entry for each token of the row, as vLLM and its OpenAI-compatible server give them: None
-            for the first, else from id (an integer, or its decimal text) to a log-probability, or to an object or a
-            mapping with ``logprob``. The entry at a token is the distribution before it.
-        positions: `SdpoItem.teacher_positions`: the position before each target token.
-        k: Ids of each list at most; the likeliest are kept.
+        prompt_logprobs: One entry for each token of the row, as vLLM and its OpenAI-compatible server give them: None
+            for the first, else a mapping from id (an integer, or its decimal text) to a log-probability, or to an
+            object or a mapping with ``logprob``. The entry at a token is the distribution before it.
+        positions: Position before each target token, `SdpoItem.teacher_positions`.
+        k: Most ids of each list; the likeliest are kept.
 
     Returns:
         ``[N, k]`` ids, int64, `PADDING` where there were fewer, and ``[N, k]`` log-probabilities, float32, -inf there.
@@ -182,9 +184,9 @@ def target_logprobs(
     """Return the log-probability of each target token, from a server's answer.
 
     Args:
-        prompt_logprobs: As in `top_k_lists`.
-        positions: `SdpoItem.teacher_positions`.
-        target_ids: `SdpoItem.target_ids`.
+        prompt_logprobs: One entry for each token of the row; see `top_k_lists`.
+        positions: Position before each target token, `SdpoItem.teacher_positions`.
+        target_ids: Target tokens, `SdpoItem.target_ids`.
 
     Raises:
         ValueError: A position without an entry, or an entry without the target token.

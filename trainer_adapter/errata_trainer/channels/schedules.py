@@ -21,10 +21,12 @@ class Schedule:
 
     Attributes:
         start: Weight after the warm-up, >= 0.
-        end: Weight at last, >= 0; None for ``start``.
-        steps: Steps from ``start`` to ``end``, after the warm-up.
-        shape: ``constant``, ``linear``, or ``cosine`` (half a wave, level at both ends).
-        warmup: Steps in which it rises linearly; the weight of step 0 is then 0, and the channel makes no pass.
+        end: Weight after the last step, >= 0; None means ``start``.
+        steps: Number of steps from ``start`` to ``end``, after the warm-up.
+        shape: Course from ``start`` to ``end``: ``constant``, ``linear``, or ``cosine`` (half a wave, level at both
+            ends).
+        warmup: Number of steps in which the weight rises linearly from 0. At step 0 it is 0, and the channel makes no
+            pass.
 
     Raises:
         ValueError: A negative or infinite number, an unknown shape, a shape that moves in no steps.
@@ -52,7 +54,7 @@ class Schedule:
         """Return the weight.
 
         Args:
-            step: Of the optimizer, from 0.
+            step: Optimizer step, from 0.
 
         Returns:
             The weight, >= 0.

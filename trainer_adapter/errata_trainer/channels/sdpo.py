@@ -37,17 +37,17 @@ class Divergence:
     """A divergence per token with its options.
 
     Attributes:
-        jsd_beta: b, in [0, 1].
-        temperature: Divides both logits; > 0.
-        token_clip: Upper bound, > 0; None for none.
-        clip_mode: What it bounds. ``entry``: each (token, vocabulary id) summand before the sum over the vocabulary, as
-            OPSD does in spite of the name; the divergence can then become negative. ``token``: the sum; it stays >= 0
-            and a token above has no gradient.
-        top_k: Compare the likeliest ``top_k`` ids only; None for the whole vocabulary.
-        support: Whose likeliest ids: the ``teacher``'s, as OPSD, or the ``student``'s, as SDPO.
-        tail: What stands for the other ids with ``top_k``: True, one more id with the rest of the probability; False,
-            nothing, and both are renormalised, but a side to which all of them are impossible. Their values are not
-            comparable with each other nor with the full one.
+        jsd_beta: Weight b of the teacher in the mixture, in [0, 1]; 0 is KL(T||S), 1 is KL(S||T).
+        temperature: Divisor of both sides' logits, > 0.
+        token_clip: Upper bound of what ``clip_mode`` says, > 0; None for no bound.
+        clip_mode: Quantity that ``token_clip`` bounds. ``entry``: each (token, vocabulary id) summand before the sum
+            over the vocabulary, as OPSD does in spite of the name; the divergence can then become negative. ``token``:
+            the sum; it stays >= 0, and a token above the bound has no gradient.
+        top_k: Number of likeliest ids to compare; None compares the whole vocabulary.
+        support: Side whose likeliest ``top_k`` ids are compared: ``teacher``, as in OPSD, or ``student``, as in SDPO.
+        tail: Whether the other ids, with ``top_k``, count as one more id with the rest of the probability. If False,
+            they are left out and both sides are renormalised, except a side to which all compared ids are impossible.
+            Values with and without it are not comparable with each other nor with the full divergence.
 
     Raises:
         ValueError: An option out of its range.
@@ -78,8 +78,8 @@ class Divergence:
         """Return the divergence at each position.
 
         Args:
-            student_logits: ``[..., V]``, any float dtype; computed in float32 at least.
-            teacher_logits: ``[..., V]``; no gradient flows into it.
+            student_logits: ``[..., V]`` logits of the student, of any float dtype; computed in float32 at least.
+            teacher_logits: ``[..., V]`` logits of the teacher; no gradient flows into it.
 
         Returns:
             ``[...]`` in nats. An id with logit -inf on both sides counts nothing; on one side only, the divergence may
@@ -94,8 +94,8 @@ class Divergence:
         """Return the divergence at each position, and metrics of it.
 
         Args:
-            student_logits: ``[..., V]``.
-            teacher_logits: ``[..., V]``.
+            student_logits: ``[..., V]`` logits of the student.
+            teacher_logits: ``[..., V]`` logits of the teacher; no gradient flows into it.
 
         Returns:
             The divergence ``[...]``, and without gradient ``[..., 3]``: the divergence before the clip, the student's
@@ -154,10 +154,10 @@ def compare_lists(divergence: Divergence, student: Tensor, teacher: Tensor, know
     """Return the divergence at each position from the log-probabilities of a list of ids.
 
     Args:
-        divergence: With its options; its ``tail`` says what becomes of the rest.
-        student: ``[..., K]`` log-probabilities, attached.
-        teacher: ``[..., K]`` of the same ids.
-        known: ``[..., K]`` bool: which places of a list count.
+        divergence: Divergence whose options apply; its ``tail`` says how the ids outside the lists count.
+        student: ``[..., K]`` log-probabilities of the listed ids under the student, attached.
+        teacher: ``[..., K]`` log-probabilities of the same ids under the teacher; no gradient flows into it.
+        known: ``[..., K]`` bool, True where a place of a list counts.
 
     Returns:
         ``[...]`` in nats.
@@ -171,8 +171,8 @@ def log_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Return log-probabilities in float32 or wider; for probability 0 a large negative finite number.
 
     Args:
-        logits: ``[..., V]``.
-        temperature: Divides them; > 0.
+        logits: ``[..., V]`` logits.
+        temperature: Divisor of the logits, > 0.
 
     Returns:
         ``[..., V]``; ids at the bound get no gradient.
@@ -211,14 +211,14 @@ def generalized_jsd_loss(
     """Return the mean generalized Jensen-Shannon divergence over the tokens under a mask, by OPSD's convention.
 
     Args:
-        student_logits: ``[B, T, V]``.
-        teacher_logits: ``[B, T, V]``; no gradient flows into it.
+        student_logits: ``[B, T, V]`` logits of the student.
+        teacher_logits: ``[B, T, V]`` logits of the teacher; no gradient flows into it.
         mask: ``[B, T]`` bool, True where the token counts. Not OPSD's labels: there -100 says what does not count.
         jsd_beta: Weight of the teacher in the mixture; 0 is KL(T||S), 1 is KL(S||T).
-        temperature: Divides both logits.
-        token_clip: Upper bound, None for none; `Divergence` says of what.
-        clip_mode: ``entry`` or ``token``.
-        top_k: Compare the teacher's likeliest ids only, renormalised; None for the whole vocabulary.
+        temperature: Divisor of both sides' logits, > 0.
+        token_clip: Upper bound of what ``clip_mode`` says, > 0; None for no bound.
+        clip_mode: Quantity that ``token_clip`` bounds, ``entry`` or ``token``; see `Divergence`.
+        top_k: Number of the teacher's likeliest ids to compare, renormalised; None compares the whole vocabulary.
 
     Returns:
         Scalar, in nats per token. With nothing under the mask 0, attached to the graph.
@@ -246,14 +246,14 @@ def sdpo_loss(
     """Return SDPO's loss from logits: a divergence per token, importance weights, and an aggregation.
 
     Args:
-        student_logits: ``[B, T, V]``.
-        teacher_logits: ``[B, T, V]``; no gradient flows into it.
-        mask: ``[B, T]`` bool.
-        divergence: Default: SDPO's, no clip and the whole vocabulary, at ``jsd_beta`` 0.5.
-        target_ids: ``[B, T]`` the sampled ids; only read for the importance weights.
-        old_logprobs: ``[B, T]`` of the sampled ids when they were sampled.
+        student_logits: ``[B, T, V]`` logits of the student.
+        teacher_logits: ``[B, T, V]`` logits of the teacher; no gradient flows into it.
+        mask: ``[B, T]`` bool, True where the token counts.
+        divergence: Divergence per token. Defaults to SDPO's: no clip and the whole vocabulary, at ``jsd_beta`` 0.5.
+        target_ids: ``[B, T]`` sampled ids; only read for the importance weights.
+        old_logprobs: ``[B, T]`` log-probabilities of the sampled ids when they were sampled; needed for ``is_clip``.
         is_clip: Upper bound of the importance weight, > 0; None for no weights.
-        aggregation: How tokens make a scalar, see `aggregate`.
+        aggregation: Reduction of the tokens' losses to a scalar; see `aggregate`.
 
     Returns:
         Scalar. With nothing under the mask 0, attached to the graph.
@@ -293,14 +293,14 @@ def sampled_token_loss(
     Its gradient is, over samples of S, that of KL(S||T). Its value is no divergence: do not read it.
 
     Args:
-        student_logits: ``[B, T, V]``.
-        teacher_logits: ``[B, T, V]``; no gradient flows into it.
-        target_ids: ``[B, T]`` the sampled ids; what stands outside the mask is not read.
-        mask: ``[B, T]`` bool.
-        temperature: Divides both logits; > 0.
-        old_logprobs: ``[B, T]`` of the sampled ids when they were sampled.
+        student_logits: ``[B, T, V]`` logits of the student.
+        teacher_logits: ``[B, T, V]`` logits of the teacher; no gradient flows into it.
+        target_ids: ``[B, T]`` sampled ids; values outside the mask are not read.
+        mask: ``[B, T]`` bool, True where the token counts.
+        temperature: Divisor of both sides' logits, > 0.
+        old_logprobs: ``[B, T]`` log-probabilities of the sampled ids when they were sampled; needed for ``is_clip``.
         is_clip: Upper bound of the importance weight, > 0; None for no weights.
-        aggregation: How tokens make a scalar, see `aggregate`.
+        aggregation: Reduction of the tokens' losses to a scalar; see `aggregate`.
 
     Returns:
         Scalar. With nothing under the mask 0, attached to the graph.
@@ -326,9 +326,9 @@ def importance_weights(logprobs: Tensor, old_logprobs: Tensor, is_clip: float) -
     """Return ``exp(log pi - log pi_old)``, clipped from above, without gradient.
 
     Args:
-        logprobs: ``[N]`` under the weights that train.
-        old_logprobs: ``[N]`` under those that sampled.
-        is_clip: Upper bound, > 0.
+        logprobs: ``[N]`` log-probabilities under the weights that are trained.
+        old_logprobs: ``[N]`` log-probabilities under the weights that sampled.
+        is_clip: Upper bound of the weights, > 0.
 
     Returns:
         ``[N]``. The log-ratio is held in [-20, 20], as SDPO does.
@@ -345,11 +345,11 @@ def aggregate(per_token: Tensor, mask: Tensor, aggregation: Aggregation = "token
     """Reduce per-token values under a mask to a scalar. Sequences without tokens under the mask are ignored.
 
     Args:
-        per_token: ``[B, T]``, finite; zero outside the mask or not.
-        mask: ``[B, T]`` bool.
-        aggregation: ``token-mean``: over all tokens, so that it does not matter which sequence they are of.
-            ``seq-mean-token-sum``: the mean over sequences of their sums. ``seq-mean-token-mean``: of their means.
-            ``seq-mean-token-sum-norm``: the sum over the padded length T.
+        per_token: ``[B, T]`` finite values; those outside the mask do not count.
+        mask: ``[B, T]`` bool, True where the token counts.
+        aggregation: Kind of reduction. ``token-mean``: the mean over all tokens, whichever sequence they are of.
+            ``seq-mean-token-sum``: the mean over sequences of their sums. ``seq-mean-token-mean``: the mean over
+            sequences of their means. ``seq-mean-token-sum-norm``: the sum divided by the padded length T.
 
     Returns:
         Scalar; 0 if the mask is empty.

@@ -35,17 +35,18 @@ def splice(
     both rows.
 
     Args:
-        rollout: Of the student.
-        turn: The failing one, or its index in ``rollout.turns``.
+        rollout: Rollout of the student.
+        turn: The failing turn, or its index in ``rollout.turns``.
         hint_ids: The hint as a whole message, rendered as the chat template would between the last message and a
             generation prompt. May be empty: then teacher and student agree.
         header_ids: The generation prompt, with which the context of each turn ends.
-        max_length: Tokens of the teacher's row at most; None for no bound. What is too long loses its oldest history:
-            whole turns with what answered them, then tokens of the prompt from its front. Hint and turn stay whole.
-        prompt_head: How many first tokens of the prompt stay even then, e.g. a system message; at least the first,
-            on which models rest much of their attention.
-        weight: Of each of the turn's tokens in the loss.
-        hint_template_key: Kept with the item.
+        max_length: Most tokens of the teacher's row; None for no bound. A row that is too long loses its oldest
+            history: whole turns with what answered them, then tokens of the prompt from its front. Hint and turn stay
+            whole.
+        prompt_head: Number of first tokens of the prompt that are kept even then, e.g. a system message. Keep at least
+            the first, on which models rest much of their attention.
+        weight: Weight of each of the turn's tokens in the loss.
+        hint_template_key: Hint template key, kept with the item.
         targets: Ranges of token offsets in the turn that are compared, e.g. `ActionTokens.call_spans`; None compares
             the whole turn. Both rows hold the whole turn in either case.
 
@@ -91,7 +92,7 @@ def check_alignment(item: SdpoItem, student_ids: Sequence[int]) -> None:
     """Check that both positions of each target predict it, for items that were stored or made elsewhere.
 
     Args:
-        item: Of channel 2.
+        item: Item of channel 2.
         student_ids: ``prompt_ids + completion_ids`` of its rollout.
 
     Raises:

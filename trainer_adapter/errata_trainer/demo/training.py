@@ -35,14 +35,14 @@ class Step:
     """An optimizer step, as logged: means over its rollouts.
 
     Attributes:
-        reward: Of an episode.
+        reward: Mean reward of an episode.
         grpo: Loss of channel 1.
-        sdpo: Of channel 2, before its weight; None where it had nothing to do.
-        dpo: Of channel 3, likewise.
-        sites: Failing turns that were distilled, of one rollout.
-        dropped: Failing turns whose hint did not help in a fork, of one rollout.
-        pairs: In the replay buffer.
-        asked: Forks played so far for the counterfactual check.
+        sdpo: Loss of channel 2, before its weight; None if it had nothing to train on.
+        dpo: Loss of channel 3, before its weight; None if it had nothing to train on.
+        sites: Failing turns that were distilled, for each rollout.
+        dropped: Failing turns whose hint did not help in a fork, for each rollout.
+        pairs: Number of pairs in the replay buffer.
+        asked: Number of forks played so far for the counterfactual check.
     """
 
     number: int
@@ -61,13 +61,13 @@ class Marked:
     """The failing turns of one hint template key.
 
     Attributes:
-        count: How many got a hint.
-        command: What the first one was.
-        hint: Its hint.
-        eid: Its episode.
-        t: The delivery that has its marker; None for a call that never reached the environment.
-        tried: How often the hint was tried in a fork.
-        better: How often the error was gone there.
+        count: Number of turns that got a hint.
+        command: Command of the first such turn; the tool's name if it has none.
+        hint: Hint of the first such turn.
+        eid: Episode of the first such turn.
+        t: Delivery that has the marker of the first such turn; None for a call that never reached the environment.
+        tried: Number of times that a hint was tried in a fork.
+        better: Number of times that the error was gone in the fork.
     """
 
     error_kind: str
@@ -86,12 +86,12 @@ class Pair:
     """A preference pair as text.
 
     Attributes:
-        chosen: Their turn.
-        rejected: The student's.
-        eid: The first such episode.
-        t: The delivery whose payload they read there.
-        votes: Key of each teacher's action there.
-        states: At how many states it was so.
+        chosen: The turn that the teachers agreed on.
+        rejected: The student's turn.
+        eid: Episode of the first such state; None without a journal.
+        t: Delivery whose payload the teachers read at the first such state.
+        votes: Key of each teacher's action at the first such state, None for a teacher without one.
+        states: Number of states with this pair.
     """
 
     chosen: str
@@ -107,8 +107,8 @@ class Result:
     """The results of the demo.
 
     Attributes:
-        lost: Share of episodes that the machine lost.
-        teachers: Counts of the pool.
+        lost: Largest share of a batch's episodes that were lost.
+        teachers: Counts of the pool, as `TeacherPool.metrics` returns them.
     """
 
     data_dir: Path
@@ -186,11 +186,11 @@ def train(data_dir: Path, *, steps: int, rollouts: int, warm_up_steps: int, seed
     """Run the whole demo.
 
     Args:
-        data_dir: Journal, layers, pairs; made if missing.
-        steps: Of the optimizer, all three channels at once.
-        rollouts: Episodes of a step.
-        warm_up_steps: Supervised steps before.
-        seed: Of weights and samples.
+        data_dir: Directory for journal, layers and pairs; made if missing.
+        steps: Number of optimizer steps, each with all three channels.
+        rollouts: Number of episodes in a step.
+        warm_up_steps: Number of supervised steps before the others.
+        seed: Seed of weights and samples.
         say: Takes a line of progress.
 
     Raises:

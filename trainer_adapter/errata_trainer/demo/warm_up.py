@@ -36,8 +36,8 @@ class Shown:
     """A sequence to train on.
 
     Attributes:
-        ids: Tokens.
-        learned: Which of them are the policy's own.
+        ids: Tokens of the sequence.
+        learned: Whether each token is the policy's own, and so is trained on.
     """
 
     ids: tuple[int, ...]
@@ -56,9 +56,9 @@ def taught_policy(url: str, *, steps: int = 150, seed: int = 0, say: Callable[[s
     """Return a tokenizer and a policy that can play `script.TASK`, well or badly.
 
     Args:
-        url: Of a server of the terminal environment, on which the script is played.
-        steps: Supervised ones.
-        seed: Of weights and order.
+        url: URL of a server of the terminal environment, on which the script is played.
+        steps: Number of supervised steps.
+        seed: Seed of weights and order.
         say: Takes a line of progress.
     """
     environment = published("terminal")
@@ -104,9 +104,9 @@ def shown(tokenizer: Any, conversations: Sequence[Conversation], tools: Sequence
     """Return the sequences to train on: each episode, and for each failing turn the better one after the hint.
 
     Args:
-        tokenizer: The policy's.
+        tokenizer: Tokenizer of the policy.
         conversations: Scripted episodes; their sessions may be closed.
-        tools: Descriptions as the trainer gives them to the chat template.
+        tools: Descriptions of the tools, as the trainer gives them to the chat template.
     """
     rollouts = [_rollout(tokenizer, one, tools) for one in conversations]
     found = [
@@ -129,12 +129,12 @@ def learn(
     """Train on samples in small batches.
 
     Args:
-        model: A causal language model; it is in evaluation mode afterwards.
-        samples: Each comes as often as any other, give or take one.
-        steps: Of AdamW, with a learning rate that falls to nothing.
+        model: Causal language model to train; it is in evaluation mode afterwards.
+        samples: Sequences to train on; each is used as often as any other, give or take one.
+        steps: Number of AdamW steps, over which the learning rate rises briefly and then falls to almost 0.
         pad_id: Token to pad with.
-        seed: Of the order.
-        report: Called from time to time with the step and its loss in nats a token.
+        seed: Seed of the samples' order.
+        report: Callback for the step and its loss in nats per token, called every 50 steps.
     """
     chance = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)

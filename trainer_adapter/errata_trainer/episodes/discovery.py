@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from errata_client.waiting import blocking_wait
+from errata_client.connections.waiting import blocking_wait
 from errata_protocol.bounded_json import decode
 from errata_protocol.environment import default_agent_text
 from errata_protocol.errors import InvalidRequest, ServiceError

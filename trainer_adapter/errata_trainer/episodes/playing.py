@@ -59,15 +59,15 @@ class Played:
     """A call that the student made, in order.
 
     Attributes:
-        tool: Which tool.
-        arguments: As the student gave them.
-        text: What the student read, or would have read of an exception.
-        t: The delivery that answered; None where the environment was not asked: the arguments did not fit, the episode
-            was over or lost.
-        reward: Of the step.
-        done: The episode was over after it.
-        marker: What went wrong, as the delivery says, or for arguments that did not fit as this runner says.
-        observation: As delivered, decoded.
+        tool: Name of the tool.
+        arguments: Arguments as the student gave them.
+        text: Text for the student; if the arguments were refused, the message of the exception.
+        t: Delivery that answered; None if there was none: the arguments were refused, or the episode was over or lost.
+        reward: Reward of the step; None if there was none.
+        done: Whether the episode was over after the call.
+        marker: Error marker of the delivery, or of this runner if the arguments were refused; None if nothing went
+            wrong.
+        observation: Decoded observation of the delivery; empty if there was none.
     """
 
     tool: str
@@ -95,16 +95,16 @@ class EpisodeRunner:
     """Plays one episode after the other in a session.
 
     Args:
-        environment: What is played.
-        connect: Makes the client at the first reset; another one after the session was lost.
+        environment: Environment to play.
+        connect: Makes the client, at the first reset and again after a session was lost.
 
     Attributes:
-        eid: The episode in the server's journal; None before a reset.
-        opening: What the student read at the reset.
-        played: Calls of the running episode.
-        task: What ``reset`` was given.
-        lost: Why the episode cannot be counted; None while it can.
-        done: The environment reported the end of the episode.
+        eid: Key of the episode in the server's journal; None before a reset.
+        opening: Decoded observation of the reset.
+        played: Calls of the running episode, in order.
+        task: Arguments that ``reset`` was given.
+        lost: Reason why the episode does not count; None while it does.
+        done: Whether the environment reported the end of the episode.
     """
 
     def __init__(self, environment: PlayedEnvironment, connect: Callable[[], Session]) -> None:

@@ -29,9 +29,9 @@ class Tool:
     """A tool: its description for the student, and the environment's action for a call of it.
 
     Attributes:
-        name: What the student calls.
-        description: What it does, one sentence or a few.
-        parameters: JSON schema of its arguments, an object.
+        name: Name that the student calls.
+        description: One or a few sentences on what the tool does.
+        parameters: JSON schema of the tool's arguments, an object.
         constants: Fields of the action that have the same value in each call, such as the tool's name.
         fields: The environment's names of arguments, by the student's, where they differ.
         within: Field of the action that holds the arguments; None puts them beside the constants.
@@ -76,10 +76,11 @@ class PlayedEnvironment:
     """What a trainer needs of an environment: its tools and how to show its observations.
 
     Attributes:
-        name: As the server calls it.
-        tools: What the student may call, by name.
-        agent_text: From a decoded observation to what the student reads.
-        closing_tool: Called without arguments for a student that stopped before its episode was over; None calls none.
+        name: Name of the environment on its server.
+        tools: Tools that the student may call, by name.
+        agent_text: Returns the text that the student reads of a decoded observation.
+        closing_tool: Tool that is called without arguments when the student stops before its episode is over; None
+            calls none.
         agent_text_version: Version of ``agent_text``, which the server writes into each episode; None if unknown.
     """
 

@@ -21,9 +21,9 @@ class TeacherModel:
     `close`. How long an answer may be is the teacher's own setting.
 
     Args:
-        teacher: E.g. `errata_trainer.teachers.endpoint.ChatTeacher`.
-        budget: What may be spent, in money or tokens; not shared with a pool, which has another event loop.
-        cache: Answers that need not be asked for again, e.g. in a directory.
+        teacher: Teacher to ask, e.g. `errata_trainer.teachers.endpoint.ChatTeacher`.
+        budget: Limit of money or tokens; None has no limit. Do not share it with a pool, which has another event loop.
+        cache: Cache of answers, e.g. in a directory; None keeps them in memory.
 
     Raises:
         ValueError: The teacher cannot keep the budget.

@@ -39,7 +39,8 @@ class FeedbackHinter:
     """Writes hints from successful attempts of the same group and from the environment's output.
 
     Args:
-        attempts: All of the batch; the first that fits is the demonstration. A recipe gives them by `begin_batch`.
+        attempts: All attempts of the batch; the first that fits is the demonstration. A recipe sets them by
+            `begin_batch`.
         demonstration: Show what a successful attempt of the group did.
         success_threshold: Reward from which an attempt is a success.
         dont_reprompt_on_self_success: An attempt is never its own demonstration. (One that succeeded and has a
@@ -47,14 +48,15 @@ class FeedbackHinter:
         skip_successful: An attempt that succeeded gets no hint at all.
         remove_thinking: Leave ``<think>`` out of demonstrations.
         environment_feedback: Show what the environment answered to the turn.
-        feedback_only_without_solution: Show that only where there is no demonstration.
-        max_tokens: Tokens of a hint at most. A demonstration keeps its beginning, feedback its end.
-        count: Counts them.
-        agent_text: What the agent reads of an observation (PROTOCOL B4).
-        fallback: Writes the hint where this one has nothing to say.
+        feedback_only_without_solution: Show the environment's answer only where there is no demonstration.
+        max_tokens: Most tokens of a hint. A demonstration keeps its beginning, feedback its end.
+        count: Returns the number of tokens of a text.
+        agent_text: Returns the text that the agent reads of an observation (PROTOCOL B4).
+        fallback: Writes the hint where this hinter has nothing to say; None leaves the turn without a hint.
 
     Attributes:
-        counts: ``demonstration``, ``feedback``, ``both``; ``none`` for what was left to the fallback; ``skipped``.
+        counts: Number of turns by outcome: ``demonstration``, ``feedback`` or ``both``, by what the hint shows;
+            ``none``, left to the fallback; ``skipped``.
     """
 
     attempts: Sequence[Attempt] = ()

@@ -20,10 +20,11 @@ class Hint:
     """A text that a teacher reads directly before a failing turn.
 
     Attributes:
-        text: What it reads, neutral and within the budget of the hinter that made it.
-        key: Hint template key, or the error kind's where the marker has none; acceptance is counted by it.
-        version: Of the templates or the prompt that made it.
-        source: What it was made from.
+        text: Text that the teacher reads, neutral and within the budget of the hinter that made it.
+        key: Hint template key of the marker, or that of its error kind if it has none; ``source`` if nothing failed.
+            Acceptance is counted by it.
+        version: Version of the templates or of the prompt that made the hint.
+        source: Kind of hinter that made the text.
     """
 
     text: str
@@ -37,11 +38,11 @@ class FailedTurn:
     """A turn to write a hint for.
 
     Attributes:
-        rollout: In which it is.
-        turn: The turn.
-        call: Which of its calls failed, usually ``turn.failed``.
-        observation: As delivered to that call, decoded; empty where there is none. Only what the agent reads of it
-            and where the command ran is ever used.
+        rollout: Rollout that has the turn.
+        turn: The failing turn.
+        call: The call of the turn that failed, usually ``turn.failed``.
+        observation: Decoded observation delivered to that call; empty if there is none. Only what the agent reads of
+            it, and fields such as ``cwd`` that say where and how the command ran, are ever used.
         tools: Descriptions of the tools the student has, as for `build_rollout`.
     """
 
@@ -63,9 +64,10 @@ class Attempt:
     """A rollout of a group with the text of its turns.
 
     Attributes:
-        rollout: The record.
-        group: Which rollouts have the same task, e.g. the index of the prompt.
-        texts: Of each turn, as decoded: calls and thinking included, without special tokens.
+        rollout: The rollout.
+        group: Task of the rollout, as any key, e.g. the index of the prompt: rollouts with equal keys have the same
+            task.
+        texts: Decoded text of each turn, calls and thinking included, without special tokens.
     """
 
     rollout: Rollout
@@ -87,7 +89,7 @@ class BatchHinter(Hinter, Protocol):
     """A hinter that also reads the other rollouts of a batch."""
 
     def begin_batch(self, attempts: Sequence[Attempt]) -> None:
-        """Called with all rollouts of a batch before hints for its turns are requested."""
+        """Receive all rollouts of a batch, before hints for its turns are requested."""
         ...
 
 
@@ -95,9 +97,9 @@ def write_hints(hinter: Hinter, failed: Sequence[FailedTurn], *, threads: int = 
     """Return the hint of each turn, in order.
 
     Args:
-        hinter: Writes them.
-        failed: The turns.
-        threads: At work at once; more than 1 only for a hinter that is ``concurrent``.
+        hinter: Hinter that writes the hints.
+        failed: Failing turns to write hints for.
+        threads: Most hints written at the same time; more than 1 only for a hinter that is ``concurrent``.
     """
     if threads <= 1 or len(failed) <= 1:
         return [hinter.hint(one) for one in failed]

@@ -28,8 +28,8 @@ def lint(pack: HintPack, count: Count = approximate_tokens) -> list[str]:
     """Return problems as lines of text: keys and slots, the order of variants, length, words about grading.
 
     Args:
-        pack: The templates.
-        count: Counts tokens.
+        pack: Templates to check.
+        count: Returns the number of tokens of a text.
     """
     known = {*HINT_TEMPLATE_KEYS.values(), *OWN_KEYS}
     general = pack.templates.get("", {})

@@ -56,9 +56,9 @@ class Completion:
     """What a model answered.
 
     Attributes:
-        text: Its answer.
+        text: Text of the answer.
         tokens: Tokens of prompt and answer, as the provider counts them; None if it does not say.
-        finished: It came to its end; False for one that was cut off at its longest length.
+        finished: Whether the answer came to its end; False if it was cut off at its longest length.
     """
 
     text: str
@@ -86,24 +86,25 @@ class ModelHinter:
     task's secrets are never part of the prompt, and an answer that holds one is not used.
 
     Args:
-        complete: The model.
-        model: Its name, part of the cache's key and of the hints' version.
+        complete: Function that asks the model.
+        model: Name of the model, part of the cache's key and of the hints' version.
         fallback: Writes the hint where the model does not, and gives the model its general advice.
-        cache: Answers by key; any mapping, e.g. one on disk.
-        max_tokens: Tokens of a hint at most, the frame included.
-        budget_calls: Calls at most, of the whole run: divided among its processes. None for no bound.
-        budget_tokens: Maximum number of tokens of prompts and answers, likewise of the whole run. A call reserves the
-            most that it can use, so that concurrent calls stay within the limit, unless a provider counts more.
-        count: Counts tokens.
-        agent_text: What the agent reads of an observation (PROTOCOL B4).
+        cache: Answers by key, in any mapping, e.g. one on disk.
+        max_tokens: Most tokens of a hint, the frame included.
+        budget_calls: Most calls of the whole run, divided among its processes; None for no limit.
+        budget_tokens: Most tokens of prompts and answers of the whole run, divided among its processes; None for no
+            limit. A call reserves the most that it can use, so that concurrent calls stay within the limit, unless a
+            provider counts more.
+        count: Returns the number of tokens of a text.
+        agent_text: Returns the text that the agent reads of an observation (PROTOCOL B4).
         secrets: Returns the texts of a task that a hint must not reveal.
 
     Attributes:
-        concurrent: True: several threads may call `hint`.
-        counts: ``asked``, ``cached``, ``written``, and by reason the hints that came from the fallback:
-            ``fallback:budget``, ``fallback:empty``, ``fallback:leak``, ``fallback:too_long``, ``fallback:cut_off``, and
-            ``fallback:`` with the name of an error.
-        spent_tokens: Tokens so far.
+        concurrent: Always True: several threads may call `hint`.
+        counts: Number of hints by outcome: ``asked``, ``cached``, ``written``, and by reason those that came from the
+            fallback: ``fallback:budget``, ``fallback:empty``, ``fallback:leak``, ``fallback:too_long``,
+            ``fallback:cut_off``, and ``fallback:`` with the name of an error.
+        spent_tokens: Tokens spent so far.
     """
 
     complete: Complete

@@ -30,9 +30,9 @@ def neutral(text: str, max_chars: int, *, lines: bool = False, tokens: Collectio
     is shown as `` … ``: names differ at their ends. Idempotent but for a text that was cut.
 
     Args:
-        text: Anything.
-        max_chars: Code points of the result at most.
-        lines: Keep line breaks; without, the result is one line.
+        text: Text of any origin.
+        max_chars: Most code points of the result.
+        lines: Keep line breaks; otherwise the result is one line.
         tokens: A tokenizer's own special tokens, broken besides the known forms.
     """
     shown = unicodedata.normalize("NFC", text.translate(_LOOKALIKES))

@@ -43,8 +43,8 @@ class HintPack:
     """Templates of one version.
 
     Attributes:
-        templates: Variants by environment (``""`` is all) and key.
-        version: Number of the format and a hash of all texts: another text is another version.
+        templates: Variants by environment (``""`` is for all) and key.
+        version: Number of the format and a hash of all texts, so that other texts have another version.
     """
 
     templates: Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -55,8 +55,8 @@ class HintPack:
         """Load the shipped templates, those of installed packages, and further directories.
 
         Args:
-            *directories: `pathlib.Path` will do. Each goes before the ones named earlier.
-            installed: Also take what packages offer under the entry point group `GROUP`.
+            *directories: Further directories, e.g. of type `pathlib.Path`. Each takes precedence over those before it.
+            installed: Whether to load also the templates that packages offer under the entry point group `GROUP`.
 
         Raises:
             ValueError: A file is not of the form above; the message names it.
@@ -86,13 +86,15 @@ class TemplateHinter:
     """Writes hints from templates.
 
     Args:
-        pack: The templates.
-        max_tokens: Tokens of a hint at most, the frame included.
-        count: Counts them; the default counts rather too many. `HintRenderer.count` is exact.
-        secrets: What a hint must not tell, by task; the default takes a task's fields that hold solutions or tests.
+        pack: Templates to fill.
+        max_tokens: Most tokens of a hint, the frame included.
+        count: Returns the number of tokens of a text; the default counts rather too many. `HintRenderer.count` is
+            exact.
+        secrets: Returns the texts of a task that a hint must not reveal; by default those of fields that hold solutions
+            or tests.
 
     Attributes:
-        counts: How many hints were made by key, and why none was (``none:no_error``, ``none:no_template``,
+        counts: Number of hints by key, and of turns without one by reason (``none:no_error``, ``none:no_template``,
             ``none:leak``, ``none:over_budget``).
     """
 

@@ -47,7 +47,7 @@ class HintRenderer:
     """Renders hints for one tokenizer and chat template.
 
     Args:
-        tokenizer: Of the student.
+        tokenizer: Tokenizer of the student.
         tool_name: A tool that the student has; some templates render a tool's result with its name.
         **template: Further arguments of ``apply_chat_template``, the same as the trainer's: ``chat_template``,
             ``enable_thinking`` ...
@@ -73,8 +73,9 @@ class HintRenderer:
         Special tokens of the tokenizer in ``text`` are broken by a space.
 
         Args:
-            text: The hint.
-            after: What stands before it: a tool's result, or the user's message (the rollout's first turn).
+            text: Text of the hint.
+            after: Role of the message before the hint: ``tool`` for a tool's result, ``user`` for the user's message
+                (at the rollout's first turn).
 
         Raises:
             ValueError: The text is empty, or makes a special token all the same; or the template takes no two user

@@ -56,10 +56,11 @@ def completion_table(
     table is too narrow to be copied from. All sequences have one item per completion.
 
     Args:
-        prompts: Each a string or a list of messages.
-        completions: Likewise; the n-th assistant message is turn n.
-        rewards: By the name of the reward function; None leaves the cell empty.
-        advantages: One number each.
+        prompts: Prompt of each row, a string or a list of messages.
+        completions: Completion of each row, a string or a list of messages, in which the n-th assistant message is turn
+            n.
+        rewards: Rewards of each row by the name of the reward function; None leaves the cell empty.
+        advantages: Advantage of each row.
         marked: The failing turns of each completion.
         step: Number of optimizer steps so far.
         most: Show at most this many completions, sampled with ``step`` as the seed; None shows all.

@@ -68,8 +68,8 @@ class Metrics:
         """Return the metrics of all ranks since the last call. All ranks have to call it.
 
         Args:
-            steps: Optimizer steps since then, at least 1.
-            gather: Brings the ranks' values together.
+            steps: Optimizer steps since the last call, at least 1.
+            gather: Returns an object of every rank, on every rank.
         """
         numbers = _numbers(self._values)
         own = {name: (self._kinds[name], _sums(self._kinds[name], values)) for name, values in numbers.items()}

@@ -14,8 +14,8 @@ def progress_line(step: int, logs: Mapping[str, Any], most: int | None = None, e
 
     Args:
         step: Optimizer steps so far.
-        logs: What was logged; parts that are not there are left out.
-        most: Steps in all; None if unknown.
+        logs: Logged metrics of the step; parts of the line whose metric is missing are left out.
+        most: Total number of optimizer steps; None if unknown.
         eid: Key of an episode of the step's batch; None for none.
     """
     parts = [f"step {step}" + (f"/{most}" if most else "")]

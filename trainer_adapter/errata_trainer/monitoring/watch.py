@@ -16,9 +16,9 @@ class Sign:
     """A metric, and the change of it that is a sign of harm.
 
     Attributes:
-        metric: Its name in the log.
-        factor: Of its value at the beginning; below it for a factor under 1, above it for one over 1.
-        meaning: What it means, and what to change.
+        metric: Name of the metric in the log.
+        factor: Factor of the metric's first value. It is a lower bound if under 1 and an upper bound if over 1.
+        meaning: Text of the warning: what the sign means, and what to change.
     """
 
     metric: str
@@ -57,12 +57,12 @@ class Watch:
     Every process sees the same metrics, and so comes to the same dose.
 
     Args:
-        window: Values of each mean; nothing is compared before twice as many.
+        window: Number of values in each mean; nothing is compared before there are twice as many.
         lower_dose: Halve `dose` at each sign, once for each window.
 
     Attributes:
-        dose: What channel 2's weight is multiplied with, in (0, 1].
-        shown: Signs that were seen, in order, by the name of their metric.
+        dose: Factor of channel 2's weight, in (0, 1].
+        shown: Metrics of the signs that were seen, in order.
     """
 
     def __init__(self, window: int = 20, *, lower_dose: bool = False) -> None:

@@ -16,12 +16,12 @@ class Delivery:
 
     Attributes:
         t: Delivery index; None for a call that was refused there and delivered nothing.
-        name: Of the tool.
-        arguments: As the environment was given them; None if unknown.
-        text: What the tool returned to the student, exactly; None if unknown.
-        marker: What went wrong.
-        eid: The episode; None if there is only one.
-        code: Why it was refused, a row of `errata_protocol.CODES`; None for a delivery.
+        name: Name of the tool.
+        arguments: Arguments that the environment was given; None if unknown.
+        text: Exact text that the tool returned to the student; None if unknown.
+        marker: Error marker of the delivery; None if nothing went wrong or it is unknown.
+        eid: Key of the episode; None if there is only one.
+        code: Error code of a refused call, a row of `errata_protocol.CODES`; None for a delivery.
     """
 
     t: int | None
@@ -40,7 +40,7 @@ def deliveries_of(turns: Iterable[Turn | Mapping[str, Any]]) -> list[Delivery]:
     ``agent_text_t``: export with ``--agent-text`` where calls repeat themselves.
 
     Args:
-        turns: In order of t; `errata_protocol.rollouts.Turn`, or decoded rows.
+        turns: Rows of the episode in order of t, as `errata_protocol.rollouts.Turn` or decoded.
 
     Raises:
         pydantic.ValidationError: A row is none.

@@ -29,10 +29,10 @@ class Asked:
 
     Attributes:
         calls: Name and arguments of each, in the student's order; arguments are None where they are no object.
-        texts: Name and text of the tool results that followed, an error that a trainer wrapped bare as well; None
-            where results are not known.
-        most: How many of the calls can have been answered.
-        errors: How many of the results are errors that a trainer made: their calls delivered nothing.
+        texts: Name and text of the tool results that followed, an error that a trainer wrapped bare as well; None if
+            results are not known.
+        most: Most calls that can have been answered.
+        errors: Number of results that are errors made by a trainer, whose calls delivered nothing.
     """
 
     calls: tuple[tuple[str, Mapping[str, Any] | None], ...]
@@ -59,8 +59,8 @@ def match(turns: Sequence[Asked], deliveries: Sequence[Delivery]) -> list[list[i
     """Return, for each call of each turn, the index of its delivery; None for calls that have none.
 
     Args:
-        turns: In order.
-        deliveries: In order of their making.
+        turns: Calls of each turn, in order.
+        deliveries: Deliveries in the order in which they were made.
     """
     asked = [
         _Turn([(name, arguments_key(a)) for name, a in one.calls], one.texts, one.most, one.errors) for one in turns

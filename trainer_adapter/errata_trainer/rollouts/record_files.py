@@ -96,8 +96,9 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> in
     """Write records to a ``.jsonl`` or ``.parquet`` file, which appears when it is complete.
 
     Args:
-        path: Its suffix says the format. A Parquet file holds one kind of record.
-        records: Read once; a thousand are in memory at a time.
+        path: File to write; its suffix, ``.jsonl`` or ``.parquet``, gives the format. A Parquet file holds one kind of
+            record.
+        records: Records to write; they are read once, and a thousand are in memory at a time.
 
     Returns:
         How many.
@@ -126,8 +127,8 @@ def read_records(path: str | os.PathLike[str], kind: type[R]) -> Iterator[R]:
     """Yield the records of one kind, in order; records of other kinds in the file are skipped.
 
     Args:
-        path: As for `write_records`.
-        kind: `Rollout`, `SdpoItem` or `DpoPair`.
+        path: File to read; its suffix, ``.jsonl`` or ``.parquet``, gives the format.
+        kind: Kind of record: `Rollout`, `SdpoItem` or `DpoPair`.
 
     Raises:
         TypeError: Another kind.

@@ -18,11 +18,12 @@ class Call:
     """A tool call of a turn, as the student made it.
 
     Attributes:
-        name: Of the tool, as written by the student; it need not exist.
-        arguments: As parsed from the student's text.
+        name: Name of the tool, as written by the student; it need not exist.
+        arguments: Arguments parsed from the student's text.
         t: The delivery that answered it; None where it never reached the environment (an unknown tool, arguments of
             other names) or was not kept in the transcript.
-        marker: What went wrong, from the delivery's payload; None where nothing did or there is no delivery.
+        marker: Error marker of the call, from its delivery's payload or, if it delivered nothing, from `build_rollout`;
+            None if nothing went wrong or the reason is unknown.
     """
 
     name: str
@@ -36,9 +37,9 @@ class Turn:
     """One assistant message: a maximal run of tokens that the student sampled.
 
     Attributes:
-        index: Which one of the rollout's, from 0.
-        start: Its first token in ``completion_ids``.
-        stop: The token behind its last one, its end-of-turn token included.
+        index: Index of the turn in its rollout, from 0.
+        start: Offset of the turn's first token in ``completion_ids``.
+        stop: Offset of the token after the turn's last one; the end-of-turn token belongs to the turn.
         calls: Tool calls in the order in which the student made them.
     """
 
@@ -62,18 +63,19 @@ class Rollout:
 
     Attributes:
         prompt_ids: Tokens of the prompt, the first generation prompt included, unpadded.
-        completion_ids: What follows: the student's turns and, between them, tool results and generation prompts.
+        completion_ids: Tokens after the prompt: the student's turns and, between them, tool results and generation
+            prompts.
         mask: 1 for each of ``completion_ids`` that the student sampled, 0 for the others.
         turns: The student's turns, in order.
-        eid: The episode in the server's journal; None without one.
-        environment: Its name on the server.
-        reward: Of the whole episode; None if it has none, e.g. because the machine failed.
+        eid: Key of the episode in the server's journal; None without one.
+        environment: Name of the environment on its server.
+        reward: Reward of the whole episode; None if it has none, e.g. because the machine failed.
         logprobs: Log-probability of each of ``completion_ids`` when it was sampled, 0.0 where ``mask`` is 0; None
             if unknown.
         truncated: Whether the completion was cut off at the longest length.
-        lost: Why there is no reward, where an infrastructure failure ended the episode; such a rollout trains
-            nothing.
-        task: What the task is, as given to ``reset``.
+        lost: Reason of the infrastructure failure that ended the episode, which has no reward then and trains nothing;
+            None otherwise.
+        task: The task, as given to ``reset``.
     """
 
     prompt_ids: tuple[int, ...]
@@ -99,12 +101,12 @@ class SdpoItem:
     Attributes:
         turn: Index of the turn in its rollout.
         teacher_ids: Context with the hint, then the turn, unpadded; it ends where the turn ends.
-        student_positions: ``[N]``.
-        teacher_positions: ``[N]``.
-        target_ids: ``[N]`` the tokens that are compared: the whole turn, or those of its tool calls.
-        shared_prefix: How many leading tokens of ``teacher_ids`` are also the student's.
-        weight: Of each of its tokens in the loss.
-        hint_template_key: Which template the hint was made from.
+        student_positions: ``[N]`` positions in the student's ``prompt_ids + completion_ids`` that predict the targets.
+        teacher_positions: ``[N]`` positions in ``teacher_ids`` that predict the targets.
+        target_ids: ``[N]`` tokens that are compared: the whole turn, or those of its tool calls.
+        shared_prefix: Number of leading tokens of ``teacher_ids`` that are also the student's.
+        weight: Weight of each target token in the loss.
+        hint_template_key: Hint template key of the hint.
     """
 
     turn: int
@@ -123,13 +125,14 @@ class DpoPair:
 
     Attributes:
         context_ids: The exact tokens the student saw there, the generation prompt included.
-        chosen_ids: What the teachers agreed on, rendered in the student's own format.
-        rejected_ids: What the student sampled, with its end-of-turn token exactly if ``chosen_ids`` has one.
+        chosen_ids: Action that the teachers agreed on, rendered in the student's own format.
+        rejected_ids: Action that the student sampled, with its end-of-turn token exactly if ``chosen_ids`` has one.
         ref_chosen: Summed log-probability of ``chosen_ids`` under the frozen reference; None before it was computed.
-        ref_rejected: Likewise of ``rejected_ids``.
-        reference: Which weights and tokenizer made the reference log-probabilities; others are refused.
-        weight: Of the pair in the loss.
-        eid: The episode it comes from.
+        ref_rejected: Summed log-probability of ``rejected_ids`` under the frozen reference; None before it was
+            computed.
+        reference: Name of the weights and tokenizer that made the reference log-probabilities; a buffer refuses others.
+        weight: Weight of the pair in the loss.
+        eid: Key of the episode that the pair comes from.
         t: The delivery whose payload is the state.
         votes: Canonical key of each teacher's action, None for one that had no usable answer, by the teacher's name.
     """

@@ -56,23 +56,24 @@ def build_rollout(
     that the trainer answered with (``error_site.source`` is ``message``) or from ``tools`` (``action``).
 
     Args:
-        prompt_ids: As the student saw them, without padding.
-        completion_ids: Raw: without padding, and not cut by a trainer's masks.
+        prompt_ids: Tokens of the prompt as the student saw them, without padding.
+        completion_ids: Raw tokens of the completion: without padding, and not cut by a trainer's masks.
         mask: 1 for each of ``completion_ids`` that was sampled; None means all.
-        messages: Of the completion, decoded: ``{"role": "assistant", "content", "tool_calls"}`` and
+        messages: Decoded messages of the completion: ``{"role": "assistant", "content", "tool_calls"}`` and
             ``{"role": "tool", "name", "content"}``; other roles and what came before are not looked at. A tool
             message may name its call in ``tool_call_id``; without, results of a turn may come in any order.
-        deliveries: What the environment's side knows, in order; those of another episode than ``eid`` are left out.
+        deliveries: Tool calls in the environment's record, in order; those of another episode than ``eid`` are left
+            out.
         tools: Descriptions of the tools the student has, JSON schema, bare or under ``function``; None if unknown.
-        eid: The episode.
-        environment: Its name.
-        reward: Of the whole episode.
-        logprobs: Of each of ``completion_ids``. Where a sampled token has none (None or NaN, as vLLM
-            may give), the rollout has none.
+        eid: Key of the episode; None without a journal.
+        environment: Name of the environment.
+        reward: Reward of the whole episode.
+        logprobs: Log-probability of each of ``completion_ids``. If a sampled token has none (None or NaN, as vLLM may
+            give), the rollout has none.
         end_ids: Tokens that end a turn. With them, a completion that ends with another token is taken as truncated.
-        truncated: Says so outright.
-        lost: Why an infrastructure failure ended the episode.
-        task: As given to ``reset``.
+        truncated: Whether the completion was cut off; None decides it by ``end_ids``.
+        lost: Reason of the infrastructure failure that ended the episode; None if there was none.
+        task: The task, as given to ``reset``.
         opening: Text with which a tool call opens, e.g. ``<tool_call>``. With it, a finished turn that holds it but
             no call gets a call named `MALFORMED`, marked ``invalid_arguments``; without, it is a turn without calls.
 
@@ -137,9 +138,9 @@ def unmarked_errors(
     failing turns are no longer found, and this number says so.
 
     Args:
-        rollout: Made of the messages.
-        messages: Of the completion.
-        deliveries: What the environment's side knows.
+        rollout: Rollout made of the messages.
+        messages: Messages of the completion.
+        deliveries: Tool calls in the environment's record.
     """
     printed = {(one.name, one.text) for one in deliveries if one.t is not None}
     count = 0

@@ -30,8 +30,8 @@ class ToolCall:
     """A tool call without its id.
 
     Attributes:
-        name: Of the tool, as written.
-        arguments: As parsed.
+        name: Name of the tool, as written.
+        arguments: Arguments, parsed.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Action:
     """A model's answer at a state.
 
     Attributes:
-        calls: In the order in which they were made; empty for a final answer.
+        calls: Tool calls in the order in which they were made; empty for a final answer.
         text: The text beside the calls, or the final answer.
     """
 
@@ -62,7 +62,7 @@ class KeyedAction:
 
     Attributes:
         key: sha256 of the canonical form, in hexadecimal.
-        raw: As it was made.
+        raw: The action as it was made.
     """
 
     key: str
@@ -87,11 +87,11 @@ class ActionKeys:
     Args:
         tools: JSON-schema descriptions with ``name`` and ``parameters``, bare as in `EnvironmentSpec.tools` or in the
             form of chat requests (``{"type": "function", "function": {…}}``).
-        level: ``canonical`` or ``exact``.
+        level: Level of comparison, ``canonical`` or ``exact``.
         shell_arguments: Names of string arguments that are shell text.
         path_arguments: Names of string arguments that are POSIX paths.
-        aliases: Other names of tools, to the declared one.
-        read_only: Tools whose calls can be made in any order: a turn of only such calls is a multiset.
+        aliases: Declared names of tools, by other names for them.
+        read_only: Names of tools whose calls can be made in any order: a turn of only such calls is a multiset.
 
     Raises:
         ValueError: The level is none, or a tool has no name.
@@ -125,8 +125,8 @@ class ActionKeys:
         """Return the action with its key. Unknown tools have keys, too.
 
         Args:
-            action: A student's or a teacher's.
-            cwd: Absolute directory at the state, where it is known.
+            action: Action of a student or a teacher.
+            cwd: Absolute working directory at the state; None if unknown.
         """
         form = json.dumps(self.canonical(action, cwd=cwd), sort_keys=True, separators=(",", ":"))
         return KeyedAction(hashlib.sha256(form.encode()).hexdigest(), action)

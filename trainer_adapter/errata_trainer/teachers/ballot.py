@@ -23,14 +23,15 @@ class Ask:
     """A state to ask teachers about.
 
     Attributes:
-        student: What the student did there; None where it could not be parsed.
-        eid: The episode in the server's journal; None without one.
-        t: The delivery whose payload is the state.
-        turns: The student's turns before it.
+        student: Action that the student took at the state; None if it could not be parsed.
+        eid: Key of the episode in the server's journal; None without one.
+        t: Delivery whose payload is the state.
+        turns: The student's turns before the state.
         prompt: The student's messages before the episode.
-        transcript: The conversation up to the state, its prompt included: what is read where the journal cannot be.
-        cwd: The directory at the state, for reading actions in a transcript; a journal tells it by itself.
-        tag: For the caller's own use; the pool does not read it.
+        transcript: The conversation up to the state, its prompt included, read where the journal cannot be; None
+            without one.
+        cwd: Working directory at the state, for reading actions in a transcript; a journal tells it by itself.
+        tag: Value for the caller's own use; the pool does not read it.
     """
 
     student: Action | None
@@ -48,13 +49,13 @@ class Ballot:
     """The votes at one state.
 
     Attributes:
-        ask: What was asked.
+        ask: The question that was voted on.
         vote: The outcome. Beside the reasons of `vote` a state can be skipped for ``no_state`` (nothing that a teacher
             could read), ``queue_full``, ``deadline`` (before a teacher was asked) and ``closed``.
-        student: What the student did, with its key.
+        student: The student's action with its key; None if it could not be parsed or nothing was asked.
         actions: Each teacher's usable answer, by its name.
-        failures: Why the others have none, likewise.
-        source: What the teachers read: ``agent_text`` or ``transcript``; empty if none was asked.
+        failures: Reason of each teacher without a usable answer, by its name.
+        source: Source of what the teachers read: ``agent_text`` or ``transcript``; empty if none was asked.
     """
 
     ask: Ask
@@ -87,14 +88,14 @@ class Preference:
     """A preferred and a rejected action, to be rendered in the student's own format.
 
     Attributes:
-        chosen: What the teachers agreed on, in the form of one of them. Render its `message_of` with the student's chat
-            template after the state's exact tokens.
-        rejected: What the student did; None where it could not be parsed. The student's own tokens are to be used.
-        weight: Of the pair in the loss.
-        eid: The episode.
-        t: The delivery whose payload is the state.
-        votes: Key of each teacher's action, None for one without.
-        tag: Of the ask.
+        chosen: Action that the teachers agreed on, in the form of one of them. Render its `message_of` with the
+            student's chat template after the state's exact tokens.
+        rejected: Action that the student took; None if it could not be parsed. The student's own tokens are to be used.
+        weight: Weight of the pair in the loss.
+        eid: Key of the episode; None without a journal.
+        t: Delivery whose payload is the state.
+        votes: Key of each teacher's action, None for one without, by the teacher's name.
+        tag: The `tag` of the question that was voted on.
     """
 
     chosen: Action
@@ -119,7 +120,7 @@ def message_of(action: Action, *, with_text: bool = False) -> dict[str, Any]:
     """Return an action as an assistant message with arguments as an object, for a chat template.
 
     Args:
-        action: Tool calls or a final answer.
+        action: Action to render: tool calls or a final answer.
         with_text: Keep the text beside tool calls. It is style, not the choice.
     """
     if not action.calls:

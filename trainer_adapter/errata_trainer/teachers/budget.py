@@ -30,15 +30,15 @@ class Budget:
     The limits are those of the whole run. Where several processes train together, each has an equal part of them.
 
     Args:
-        usd: At most so many US dollars; None does not count money.
-        tokens: At most so many tokens of prompts and answers; None does not limit them.
-        spent: What this process spent before, e.g. in a run that this one continues.
-        processes: Among how many the limits are divided; default: ``WORLD_SIZE``, as `torchrun` and `accelerate launch`
-            set it, or 1.
+        usd: Limit in US dollars; None for no limit.
+        tokens: Limit of prompt and answer tokens together; None for no limit.
+        spent: Amount that this process spent before, e.g. in a run that this one continues; None for nothing.
+        processes: Number of processes that the limits are divided among; None reads ``WORLD_SIZE``, as `torchrun` and
+            `accelerate launch` set it, or takes 1.
 
     Attributes:
-        usd: The limit of this process.
-        tokens: Likewise.
+        usd: Limit of this process in US dollars; None for no limit.
+        tokens: Limit of this process in tokens; None for no limit.
 
     Raises:
         ValueError: A limit is negative, or there is no process.
@@ -113,7 +113,7 @@ class Budget:
         """Write what is spent to a file after each call, so that `resume_from` counts it after the process was killed.
 
         Args:
-            path: JSON; it is replaced as a whole.
+            path: JSON file; it is replaced as a whole.
         """
         with self._lock:
             if path not in self._files:

@@ -28,8 +28,8 @@ def cache_key(prompt: Prompt, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cache key: everything that an answer depends on.
 
     Args:
-        prompt: What was asked: the state, the tools, the version of the prompt.
-        identity: `Teacher.identity`: the model and its sampling parameters.
+        prompt: Prompt that was asked; its state, tools and version are part of the key.
+        identity: The teacher's `Teacher.identity`: the model and its sampling parameters.
     """
     return {
         "state": prompt.state_digest,
@@ -43,11 +43,12 @@ class AnswerCache:
     """Answers by cache key: the latest ones in memory, and all of them in a directory, if one is given.
 
     Args:
-        directory: Made if it is not there; any number of processes can share it. None keeps answers in memory only.
-        kept: How many answers stay in memory.
+        directory: Directory of the files, made if missing; any number of processes can share it. None keeps answers in
+            memory only.
+        kept: Most answers that stay in memory.
 
     Attributes:
-        damaged: Files that could not be read; such an answer is asked for again.
+        damaged: Number of files that could not be read; such an answer is asked for again.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, *, kept: int = 4096) -> None:

@@ -14,9 +14,10 @@ def read_completion(body: bytes, bound: Spend, price: Callable[[int, int], float
     """Return the first choice of a chat completion.
 
     Args:
-        body: JSON.
-        bound: What the call can have cost at most: its cost where the endpoint does not tell.
-        price: From prompt tokens and answered tokens to US dollars, where the endpoint tells no cost.
+        body: Body of the reply, JSON.
+        bound: The most that the call can have cost, which is its cost where the endpoint does not tell.
+        price: Returns the US dollars for a number of prompt tokens and a number of answered tokens, where the endpoint
+            tells no cost.
 
     Raises:
         AnswerInvalid: It is none.

@@ -52,25 +52,28 @@ class Endpoint:
     """A model with its address, sampling options and prices.
 
     Attributes:
-        model: As the endpoint calls it.
-        base_url: What ``/chat/completions`` is put behind.
-        key_env: Environment variable that holds the key; None sends none.
-        name: Unique in a pool; the model's without.
-        family: Of the model; what stands before the ``/`` of its name without.
-        temperature: Of sampling; None leaves it to the endpoint, and so does None for the next two.
-        top_p: Likewise.
-        seed: Likewise.
-        max_tokens: Of an answer, its reasoning included.
-        max_tokens_field: What the request calls that; some models take ``max_completion_tokens`` only.
+        model: Model name at the endpoint.
+        base_url: Base URL of the API; ``/chat/completions`` is appended.
+        key_env: Environment variable that holds the API key; None sends no key.
+        name: Name in logs and votes; must be unique in a pool. Defaults to `model`.
+        family: Model family. Defaults to the part of `model` before the slash.
+        temperature: Sampling temperature; None uses the endpoint's default.
+        top_p: Nucleus sampling probability; None uses the endpoint's default.
+        seed: Sampling seed; None sends none.
+        max_tokens: Most tokens of an answer, its reasoning included.
+        max_tokens_field: Request field for `max_tokens`; some models take ``max_completion_tokens`` only.
         extra: Further fields of the request, e.g. ``{"tool_choice": "required"}``.
-        usd_per_million_prompt: Price of prompt tokens; None if unknown, and then no budget of money can be kept.
-        usd_per_million_answer: Price of answered tokens, likewise.
-        deadline_s: Of a call with all that is tried again, from the moment in which the limits admit it.
-        attempts: How often it is tried in all.
-        first_wait_s: Longest wait before the second attempt; it doubles from there, with jitter, where the
-            endpoint names none.
-        concurrency: Calls at once.
-        per_minute: Calls begun in a minute.
+        usd_per_million_prompt: Price of a million prompt tokens in US dollars; None if unknown, and then no budget of
+            money can be kept.
+        usd_per_million_answer: Price of a million answered tokens in US dollars; None if unknown, and then no budget of
+            money can be kept.
+        deadline_s: Time limit of one call in seconds, retries included; waiting for the concurrency and rate limits
+            before the first attempt does not count.
+        attempts: Most attempts of one call, the first included.
+        first_wait_s: Shortest wait before the second attempt, in seconds; later waits double, up to 16 times this, with
+            jitter. A wait that the endpoint names replaces it.
+        concurrency: Most calls at the same time.
+        per_minute: Most requests begun in a minute, evenly spaced; None for no limit.
     """
 
     model: str
@@ -106,8 +109,8 @@ class ChatTeacher:
     """A teacher that asks one endpoint. It belongs to one pool and runs on that pool's event loop.
 
     Args:
-        endpoint: Model and manner.
-        transport: In place of the network, for tests.
+        endpoint: Endpoint to ask.
+        transport: HTTP transport in place of the network, for tests.
 
     Raises:
         KeyMissing: The environment variable is not set; without this check it would show only as missing votes.
@@ -122,12 +125,12 @@ class ChatTeacher:
 
     @property
     def name(self) -> str:
-        """Unique in its pool."""
+        """Name of the teacher, unique in its pool."""
         return self.endpoint.name or self.endpoint.model
 
     @property
     def family(self) -> str:
-        """The family of models; teachers of one family are not independent."""
+        """Name of the model family; teachers of one family are not independent."""
         return self.endpoint.family or self.endpoint.model.partition("/")[0]
 
     @property

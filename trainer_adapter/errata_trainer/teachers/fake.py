@@ -17,13 +17,14 @@ class FakeTeacher:
     """A teacher that answers with what a script returns.
 
     Args:
-        script: From a prompt to an answer, a failure to raise, or ``"hang"`` for an answer that never comes.
-        name: Unique in a pool.
-        family: Likewise its name without.
-        bound: What each call reserves of a budget.
+        script: Answer to every prompt, or a function from a prompt to an answer, a failure to raise, or ``"hang"`` for
+            an answer that never comes.
+        name: Name of the teacher; must be unique in a pool.
+        family: Model family. Defaults to `name`.
+        bound: The most that a call can cost, which each call reserves of a budget; None for nothing.
 
     Attributes:
-        asked: Every prompt, in order.
+        asked: Every prompt that was asked, in order.
     """
 
     def __init__(
@@ -37,17 +38,17 @@ class FakeTeacher:
 
     @property
     def name(self) -> str:
-        """As given."""
+        """Name of the teacher."""
         return self._name
 
     @property
     def family(self) -> str:
-        """As given."""
+        """Name of the model family."""
         return self._family
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The name only."""
+        """The teacher's name, on which alone its answers are cached."""
         return {"fake": self._name}
 
     def check(self, budget: Budget) -> None:

@@ -9,8 +9,8 @@ class Limits:
     """Limits the rate and the number of concurrent calls to an endpoint, on one event loop.
 
     Args:
-        concurrency: Calls at once.
-        per_minute: Calls begun in a minute, evenly spaced; None has no limit.
+        concurrency: Most calls at the same time.
+        per_minute: Most requests begun in a minute, evenly spaced; None for no limit.
 
     Raises:
         ValueError: Nothing would ever be admitted.

@@ -41,7 +41,7 @@ class Batch:
     """States that were submitted together, and later their ballots.
 
     Attributes:
-        asks: In the order in which they were given.
+        asks: Questions in the order in which they were given.
     """
 
     def __init__(self, asks: Sequence[Ask]) -> None:
@@ -66,19 +66,21 @@ class TeacherPool:
     """Asks teachers about states, and counts their votes.
 
     Args:
-        teachers: With names of their own, in the order that ``tie_break="first"`` goes by. They are the pool's.
-        prompter: What they are asked.
-        keys: When two actions are the same; by default by the prompter's tools.
-        budget: What may be spent; by default nothing is counted against a limit.
-        cache: Answers that need not be asked for again; by default those of this pool.
+        teachers: Teachers with different names, in the order that ``tie_break="first"`` goes by. The pool closes them.
+        prompter: Makes the teachers' prompts.
+        keys: Computes the keys by which two actions are the same; by default those of the prompter's tools.
+        budget: Limit of money and tokens; by default there is none.
+        cache: Cache of answers; by default in memory, for this pool.
         episodes: The server's journal: states are read from it, and votes are posted to it. Without one, transcripts
             are read.
         post: Post the votes as late rewards of the source ``teachers``.
-        min_agree: As `vote` has it.
-        tie_break: Likewise.
-        one_per_family: At most one vote for each family of models.
-        deadline_s: Of a batch, from its submission. Teachers without an answer then are missing votes.
-        most_waiting: Asks in the pool at once; those beyond are skipped as ``queue_full``, since a trainer never waits.
+        min_agree: Votes that an action needs; see `vote`.
+        tie_break: Rule for several leading actions; see `vote`.
+        one_per_family: Whether the teachers of one family have one vote together.
+        deadline_s: Time limit of a batch in seconds, from its submission. Teachers without an answer by then are
+            missing votes.
+        most_waiting: Most questions in the pool at the same time; those beyond are skipped as ``queue_full``, since a
+            trainer never waits.
 
     Raises:
         ValueError: Two teachers have one name, an option has no meaning, or a teacher cannot keep the budget.

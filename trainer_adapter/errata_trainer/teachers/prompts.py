@@ -42,10 +42,10 @@ class Prompter:
 
     Attributes:
         tools: The student's tools, bare or in the form of chat requests.
-        agent_text: From a decoded observation to what the student reads.
-        agent_text_version: Of that function; states whose episode was shown by another version are not read with it.
-            None does not look.
-        instruction: The system message.
+        agent_text: Returns the text that the student reads of a decoded observation.
+        agent_text_version: Version of ``agent_text``. Episodes shown by another version are not read with it; None does
+            not check.
+        instruction: System message, put before the student's own.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -64,7 +64,7 @@ class Prompter:
         """Return the prompt at the last of ``states``.
 
         Args:
-            states: P_0 to P_t in order; those of a fork begin with its parent's.
+            states: States P_0 to P_t in order; those of a fork begin with its parent's.
             turns: The student's turns before this state. Deliveries behind the reset that no turn asked for were never
                 seen by the student, and are left out.
             prompt: The student's messages before the episode.
@@ -94,9 +94,9 @@ class Prompter:
         """Return the prompt after a conversation.
 
         Args:
-            messages: Up to and with what the student answered to, in a trainer's form: ids of tool calls may be
-                missing, and their arguments may be objects.
-            cwd: Directory at the state, where it is known.
+            messages: Messages up to and including the one that the student answered to, in a trainer's form: ids of
+                tool calls may be missing, and their arguments may be objects.
+            cwd: Absolute working directory at the state; None if unknown.
         """
         return Prompt(self._chat(messages), self._functions(), "transcript", self.version, cwd)
 

@@ -23,10 +23,10 @@ class Site:
     """A state at which the student acted.
 
     Attributes:
-        rollout: Which one, from 0.
-        turn: The student's turn there.
-        t: The delivery whose payload is the state; None where there is no journal.
-        score: What it was chosen for; None where a policy has none.
+        rollout: Index of the rollout, from 0.
+        turn: The student's turn at the state.
+        t: Delivery whose payload is the state; None without a journal.
+        score: Score that the state was chosen by; None if the policy has none.
     """
 
     rollout: int
@@ -48,12 +48,12 @@ def choose(
     of later ones. ``entropy`` and ``value_gap`` take the highest scores. Rollouts that were lost are left out.
 
     Args:
-        rollouts: Finished ones.
-        policy: ``all``; ``error_sites``, turns with an error; ``entropy``, where the student was least sure;
-            ``value_gap``, where most reward is at stake.
-        scores: Of each rollout's turns, by index; a turn with None is left out. For ``entropy``, without them, it is
-            estimated by the mean surprisal of the sampled tokens, `surprisal`.
-        most: At most so many.
+        rollouts: Finished rollouts.
+        policy: Rule of choice: ``all``; ``error_sites``, turns with an error; ``entropy``, where the student was least
+            sure; ``value_gap``, where most reward is at stake.
+        scores: Score of each turn, by rollout and the turn's index; a turn with None is left out. Required for
+            ``value_gap``. For ``entropy``, None estimates it by the mean surprisal of the sampled tokens, `surprisal`.
+        most: Most states to return; None for no limit.
 
     Raises:
         ValueError: The policy is none, or needs scores.
@@ -102,11 +102,12 @@ def ask_of(
     """Return the `Ask` for a state.
 
     Args:
-        site: The state.
-        rollout: Its rollout.
+        site: State to ask about.
+        rollout: Rollout of the state.
         text: The student's text in the turn: its final answer, where it called no tool.
-        prompt: Messages in front of the episode.
-        transcript: The conversation up to the turn, for where there is no journal; its prompt included.
+        prompt: Messages before the episode.
+        transcript: The conversation up to the turn, its prompt included, for where there is no journal; None without
+            one.
     """
     malformed = any(call.name == MALFORMED for call in site.turn.calls)
     return Ask(

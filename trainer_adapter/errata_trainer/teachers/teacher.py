@@ -25,11 +25,11 @@ class Prompt:
     """What a teacher reads at a state.
 
     Attributes:
-        messages: Of a chat, in the form of chat requests: tool calls have ids and their arguments as JSON text.
-        tools: Descriptions of the tools, in that form too.
-        source: ``agent_text``: made of the exact payloads; ``transcript``: of what the trainer kept.
-        version: Of how it is made.
-        cwd: The directory at the state, where the observation tells it.
+        messages: Messages in the form of chat requests: tool calls have ids and their arguments as JSON text.
+        tools: Descriptions of the tools, in the form of chat requests.
+        source: Source of the messages: ``agent_text``, the exact payloads; ``transcript``, what the trainer kept.
+        version: Version of the way in which the prompt is made.
+        cwd: Absolute working directory at the state; None if unknown.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -55,7 +55,7 @@ class Spend:
 
     Attributes:
         usd: US dollars.
-        tokens: Of prompt and answer together.
+        tokens: Tokens of prompt and answer together.
     """
 
     usd: float = 0.0
@@ -75,11 +75,11 @@ class Answer:
     """A model's answer as received. This is what is cached.
 
     Attributes:
-        text: Its text, empty without.
-        calls: Its tool calls.
-        finish_reason: As the endpoint reported it, e.g. ``stop``, ``tool_calls`` or ``length``.
-        spent: What the call cost.
-        model: As the endpoint reported it.
+        text: Text of the answer; empty if it has none.
+        calls: Tool calls of the answer.
+        finish_reason: Finish reason that the endpoint reported, e.g. ``stop``, ``tool_calls`` or ``length``.
+        spent: Cost of the call.
+        model: Model name that the endpoint reported.
     """
 
     text: str = ""
@@ -129,17 +129,17 @@ class Teacher(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique in its pool."""
+        """Name of the teacher, unique in its pool."""
         ...
 
     @property
     def family(self) -> str:
-        """Teachers of one family are not independent."""
+        """Name of the model family; teachers of one family are not independent."""
         ...
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """JSON-able; all that determines the answer beside the prompt (model, sampling). Part of cache keys."""
+        """All that determines the answer beside the prompt (model, sampling), as JSON values. Part of cache keys."""
         ...
 
     def check(self, budget: Budget) -> None:
@@ -154,8 +154,8 @@ class Teacher(Protocol):
         """Return an answer, within the teacher's own deadline.
 
         Args:
-            prompt: What it reads.
-            budget: Each call that can cost something reserves its upper bound there first.
+            prompt: Prompt that the teacher reads.
+            budget: Budget in which each call that can cost something first reserves its upper bound.
 
         Raises:
             TeacherFailed: There is none.
@@ -171,10 +171,10 @@ class TeacherFailed(ServiceError):
     """Base class: a teacher has no answer.
 
     Attributes:
-        reason: A word for counting.
-        passes: Asking again can help.
-        retry_after_s: When, if the endpoint named a time.
-        free: It cannot have cost anything.
+        reason: Word for the kind of failure, for counting.
+        passes: Whether asking again can help.
+        retry_after_s: Seconds to wait before asking again, if the endpoint named them; otherwise None.
+        free: Whether the call cannot have cost anything.
     """
 
     reason: ClassVar[str] = "failed"

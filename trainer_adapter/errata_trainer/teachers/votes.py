@@ -23,10 +23,10 @@ class Pair(Generic[ActionT]):
     """A preference at one state.
 
     Attributes:
-        chosen: What the teachers agreed on.
-        rejected: What the student did; None where its action could not be parsed and only its tokens say what it is.
-        weight: Of the pair in the loss; those of one state sum to 1.
-        votes: How many teachers chose it.
+        chosen: Action that the teachers agreed on.
+        rejected: Action that the student took; None if it could not be parsed and only its tokens say what it is.
+        weight: Weight of the pair in the loss; the weights of one state sum to 1.
+        votes: Number of teachers that chose it.
     """
 
     chosen: ActionT
@@ -40,11 +40,11 @@ class Vote(Generic[ActionT]):
     """The outcome of a vote.
 
     Attributes:
-        pairs: Empty for a skip.
-        reason: ``consensus`` or ``tie_broken`` for pairs; ``no_teachers``, ``too_few_teachers``, ``no_consensus``,
-            ``agrees_with_student``, ``tie`` or ``student_has_support`` for a skip.
-        n_valid: How many votes counted.
-        top: How many of them the leading action has.
+        pairs: Preferences at the state; empty for a skip.
+        reason: Reason of the outcome: ``consensus`` or ``tie_broken`` for pairs; ``no_teachers``, ``too_few_teachers``,
+            ``no_consensus``, ``agrees_with_student``, ``tie`` or ``student_has_support`` for a skip.
+        n_valid: Number of votes that counted.
+        top: Number of votes for the leading action.
     """
 
     pairs: tuple[Pair[ActionT], ...]
@@ -69,14 +69,14 @@ def vote(
     """Return the outcome of a vote: pairs, or the reason why there are none.
 
     Args:
-        teacher_actions: One of each teacher, compared by equality (canonical keys, `KeyedAction`); None for a teacher
-            without a usable answer. Their order matters to ``tie_break="first"`` only.
-        student_action: None where it could not be parsed: it equals no teacher's.
+        teacher_actions: Action of each teacher, compared by equality (canonical keys, `KeyedAction`); None for a
+            teacher without a usable answer. Their order matters to ``tie_break="first"`` only.
+        student_action: Action of the student; None if it could not be parsed: it equals no teacher's.
         min_agree: Votes that an action needs, at least 1; ``"majority"`` is more than half of all teachers asked.
-        tie_break: Between several leading actions: ``skip``; ``first``, the earliest in teacher order; ``all``, a pair
+        tie_break: Rule for several leading actions: ``skip``; ``first``, the earliest in teacher order; ``all``, a pair
             of each with equal weights.
-        families: A name for each teacher. Teachers of one family have one vote together: what most of them with an
-            answer say, none where that is not one action.
+        families: Name of each teacher's family. Teachers of one family have one vote together: what most of them with
+            an answer say, none where that is not one action. None gives each teacher a vote of its own.
 
     Raises:
         ValueError: An option has no meaning.

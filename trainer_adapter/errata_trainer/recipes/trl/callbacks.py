@@ -17,7 +17,7 @@ class ChannelCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         channels: The channels.
         accelerator: The trainer's accelerator.
-        begun: Called with the optimizer step at which training begins.
+        begun: Function called with the optimizer step at which training begins.
 
     Attributes:
         checkpoint: Directory of the checkpoint from which training resumes; None at the beginning.

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from errata_client.waiting import blocking_wait
+from errata_client.connections.waiting import blocking_wait
 from errata_protocol.errors import InvalidRequest, NotSupported, ServiceError
 
 PROMPT = "Work on the task with your tools, and submit when it is done.\n\n"
@@ -43,12 +43,12 @@ def dataset(
     a task is served only where its split is named.
 
     Args:
-        url: Of the environment, as `environment_factory` takes it.
-        env: Its name.
-        split: The split; None for the only one that is not for evaluation.
+        url: URL of the environment, as `environment_factory` takes it.
+        env: Name of the environment.
+        split: Name of the split; None for the only one that is not for evaluation.
         prompt: Text of the user's message, or the whole conversation.
         columns: Fields of a task that ``reset`` takes; None for the first of `ID_COLUMNS` that is there.
-        headers: Sent with each request, e.g. ``{"Authorization": "Bearer TOKEN"}``.
+        headers: Headers sent with each request, e.g. ``{"Authorization": "Bearer TOKEN"}``.
         timeout_s: Longest wait for an answer, seconds.
 
     Raises:

@@ -127,9 +127,9 @@ class Connect:
 
     Args:
         url: Base URL of the environment.
-        headers: Headers of each connect, as pairs.
-        message_timeout_s: Longest wait for an answer, reconnects included.
-        retries: How often a request is sent again after a failure that the server rolled back.
+        headers: Headers sent with each connect, as pairs.
+        message_timeout_s: Longest wait for an answer in seconds, reconnects included.
+        retries: Most times that a request is sent again after a failure that the server rolled back.
     """
 
     url: str
@@ -174,12 +174,12 @@ def environment_factory(
 
     Args:
         url: URL of the environment: ``http://host:8000``, or ``http://host:8000/NAME`` where the server has several.
-        env: Name of the environment on its server; or a description of it.
+        env: Name of the environment on its server, or a description of it.
         tools: Names of the tools that the student may call; None is all.
         task_columns: Columns of a dataset's row that ``reset`` is given; None is all that are not None or TRL's own.
         headers: Headers of each request and connect, e.g. ``{"Authorization": "Bearer TOKEN"}``.
-        message_timeout_s: Longest wait for an answer, reconnects included.
-        retries: How often a request is sent again after a failure that the server rolled back.
+        message_timeout_s: Longest wait for an answer in seconds, reconnects included.
+        retries: Most times that a request is sent again after a failure that the server rolled back.
 
     Raises:
         InvalidRequest: There is no such environment, it has no such tool, or its actions cannot be made by a tool; the

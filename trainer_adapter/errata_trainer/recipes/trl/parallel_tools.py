@@ -27,8 +27,8 @@ class ParallelTools:
     ``environment_factories``, ``_environment_pool``, ``_multi_environment``. Asynchronous tools are left to TRL.
 
     Attributes:
-        tool_threads: Rollouts whose tools are at work at once; 1 is TRL's own loop.
-        transcripts: Of the last batch.
+        tool_threads: Most rollouts whose tools run at once; 1 is TRL's own loop.
+        transcripts: Transcripts of the last batch.
     """
 
     tool_threads: int = THREADS
@@ -57,7 +57,7 @@ class ParallelTools:
 
         Args:
             inputs: Rows of the batch. With several environments, ``environment`` names the one of a row.
-            factories: Makes an environment, by name; the name is None if there is only one kind.
+            factories: Functions that make an environment, by name; the name is None if there is only one kind.
         """
         used: dict[str | None, int] = {}
         begun = []
@@ -106,9 +106,9 @@ class PrefetchedCalls:
     """Tool calls that are made ahead of the loop that asks for their results.
 
     Args:
-        tools: For each rollout, its tools by name.
-        completions: For each rollout, its messages so far; the trainer appends to them.
-        threads: Where calls are made.
+        tools: Tools of each rollout, by name.
+        completions: Messages of each rollout so far; the trainer appends to them.
+        threads: Executor that runs the calls.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class LinePrinter(PrinterCallback):  # type: ignore[misc]
     """Prints a line for each logged step, where there is no progress bar.
 
     Attributes:
-        eid: Returns the key of an episode to look at.
+        eid: Function that returns the key of an episode to look at.
     """
 
     eid: Callable[[], str | None] = staticmethod(_no_episode)
@@ -35,7 +35,7 @@ class LineProgress(ProgressCallback):  # type: ignore[misc]
     """Writes a line for each logged step above the progress bar.
 
     Attributes:
-        eid: Returns the key of an episode to look at.
+        eid: Function that returns the key of an episode to look at.
     """
 
     eid: Callable[[], str | None] = staticmethod(_no_episode)
@@ -53,7 +53,7 @@ def show_lines(trainer: Any, eid: Callable[[], str | None] = _no_episode) -> Non
 
     Args:
         trainer: The trainer.
-        eid: Returns the key of an episode of the last batch to look at; None for none.
+        eid: Function that returns the key of an episode of the last batch to look at; None for none.
     """
     own = [
         callback

@@ -58,17 +58,17 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
     has a weight, dropout is switched off in the student, with a warning.
 
     Args:
-        *args: See `GRPOTrainer`.
+        *args: Arguments of `GRPOTrainer`.
         alpha_sdpo: Weight of channel 2, or a schedule of it by optimizer step.
-        beta_replay: Weight of channel 3, likewise.
+        beta_replay: Weight of channel 3, or a schedule of it by optimizer step.
         beta_dpo: DPO's beta: how strongly channel 3 keeps the policy near its reference.
         jsd_beta: Weight of the teacher in the generalized JSD: 0 is KL(teacher || student), 1 KL(student || teacher).
         token_clip: Upper bound of the divergence in channel 2; None for none.
         settings: All other options of the channels.
-        hinter: Writes the hints of channel 2; default: the templates of this package.
-        check: Checks in the environment whether hints help; default: off.
-        pairs: Supplies the pairs of channel 3; None switches channel 3 off.
-        **kwargs: See `GRPOTrainer`.
+        hinter: Writer of the hints of channel 2; default: the templates of this package.
+        check: Check in the environment whether hints help; default: off.
+        pairs: Source of channel 3's pairs; None switches channel 3 off.
+        **kwargs: Further arguments of `GRPOTrainer`.
 
     Raises:
         ValueError: A setting does not fit the model; the model is compiled or spread over several devices; or the

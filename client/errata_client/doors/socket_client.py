@@ -22,10 +22,10 @@ from errata_protocol.capabilities import PROBE, Capabilities
 from errata_protocol.errors import InvalidRequest, NotSupported, SessionUnknown
 from errata_protocol.replay import Kind
 
-from .dialing import refusal_reason
-from .frames import Frame, FrameInvalid, parse_frame, wire_error
+from ..connections.dialing import refusal_reason
+from ..connections.waiting import waits_at
+from ..wire.frames import Frame, FrameInvalid, parse_frame, wire_error
 from .http_door import HttpDoor
-from .waiting import waits_at
 
 # With defaults, so that `client = ErrataClient(url)` needs no annotation.
 ActT = TypeVar("ActT", default=Any)

@@ -15,18 +15,18 @@ from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSuppor
 from errata_protocol.mux import Answered, Replied
 from errata_protocol.replay import ForkReply, Kind, StateAt
 
-from .connection import Connection
-from .dialing import Dial
-from .doors import ChildDoors, Sharing, fork_over_http
-from .fallback import DeliveryLog
-from .frames import Frame, FrameInvalid, Stamp, as_kind, replayed
-from .late_rewards import Reward, read_reward, read_rewards
-from .mux_session import MuxSession
-from .outcome import Outcome
-from .plain_ws import REPLY_TYPES, SocketClient, delivery_kind
-from .sharing import Lease, join
-from .stats import SessionStats
-from .ticket import Ticket
+from ..connections.connection import Connection
+from ..connections.dialing import Dial
+from ..connections.mux_session import MuxSession
+from ..connections.outcome import Outcome
+from ..connections.sharing import Lease, join
+from ..connections.stats import SessionStats
+from ..connections.ticket import Ticket
+from ..deliveries.delivery_log import DeliveryLog
+from ..deliveries.late_rewards import Reward, read_reward, read_rewards
+from ..wire.frames import Frame, FrameInvalid, Stamp, as_kind, replayed
+from .door import ChildDoors, Sharing, fork_over_http
+from .socket_client import REPLY_TYPES, SocketClient, delivery_kind
 
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 

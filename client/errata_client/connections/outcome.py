@@ -9,7 +9,7 @@ from typing import Any
 from errata_protocol.errors import ErrataError, LocalProtocolError, NotAttached
 from errata_protocol.mux import Replied
 
-from .frames import wire_error
+from ..wire.frames import wire_error
 
 Outcome = Replied | Exception
 Done = Callable[[Outcome], None]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from errata_protocol.replay import EpisodeDetail, Origin, StateAt
 
-from .fallback import DeliveryLog
-from .frames import DigestMismatch
+from ..wire.frames import DigestMismatch
+from .delivery_log import DeliveryLog
 
 Fetch = Callable[[int, str], Awaitable[StateAt]]
 """Reads one delivery from the server."""

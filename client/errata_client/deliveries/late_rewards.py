@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .frames import FrameInvalid
+from ..wire.frames import FrameInvalid
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from errata_protocol.mux.records import ReadKind
 
 from . import background
 from .dialing import Backoff, Dial, ws_url_of
-from .driver import ProtocolDriver, ReadOutcome
+from .driver import ConnectionDriver, ReadOutcome
 from .waiting import Waits, waits_at
 
 _log = logging.getLogger("errata.client")
 
 
-class Connection(ProtocolDriver):
+class Connection(ConnectionDriver):
     """A connection for the sessions of many clients: ``ErrataClient(url, connection=connection)``.
 
     It belongs to the event loop that first uses it; blocking clients share the process's background loop. It opens its

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from errata_protocol.errors import InvalidRequest, NoReset, StateOutOfRange, UnknownEpisode
 from errata_protocol.replay import StateAt
 
-from .frames import FrameInvalid
+from ..wire.frames import FrameInvalid
 
 KEPT_EPISODES = 8
 """How many episodes a client keeps, the running one included; the oldest is dropped first."""

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.replay import ForkReply, Kind, StateAt
 
+from ..connections.mux_session import MuxSession
+from ..connections.sharing import Lease
+from ..deliveries.late_rewards import Reward
 from .http_door import HttpDoor
-from .late_rewards import Reward
-from .mux_session import MuxSession
-from .sharing import Lease
 
 
 class PendingRequest(Protocol):

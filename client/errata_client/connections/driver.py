@@ -1,4 +1,4 @@
-"""`ProtocolDriver`: runs the client's mux state machine on an event loop, over a socket that it opens again when lost.
+"""`ConnectionDriver`: runs the client's mux state machine on an event loop, over a socket that it opens again.
 
     run ---- open a socket; after a failure wait, each time longer ------+
      |                                                                    |
@@ -75,7 +75,7 @@ class Listener(Protocol):
         """Called when there is no connection for now: waiting callers get ``error``, the session goes on."""
 
 
-class ProtocolDriver:
+class ConnectionDriver:
     """Runs an `errata_protocol.mux.ClientProtocol` on one event loop.
 
     Args:

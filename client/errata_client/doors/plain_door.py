@@ -21,11 +21,11 @@ from errata_protocol.errors import (
 from errata_protocol.payload import digest
 from errata_protocol.replay import ForkReply, Kind, StateAt
 
-from .doors import ChildDoors, fork_over_http
-from .fallback import DeliveryLog
-from .frames import Frame, FrameInvalid, replayed
-from .late_rewards import Reward
-from .plain_ws import SocketClient, delivery_kind, reply_type
+from ..deliveries.delivery_log import DeliveryLog
+from ..deliveries.late_rewards import Reward
+from ..wire.frames import Frame, FrameInvalid, replayed
+from .door import ChildDoors, fork_over_http
+from .socket_client import SocketClient, delivery_kind, reply_type
 
 
 class PlainDoor:

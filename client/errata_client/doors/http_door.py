@@ -22,9 +22,9 @@ from errata_protocol.exception_text import text_of
 from errata_protocol.printable import printable
 from errata_protocol.replay import EpisodeDetail, EpisodePage, ForkReply, RewardPost, StateAt, episode_path
 
-from .frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
-from .late_rewards import Reward, read_rewards
-from .waiting import waits_at
+from ..connections.waiting import waits_at
+from ..deliveries.late_rewards import Reward, read_rewards
+from ..wire.frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
