@@ -5,7 +5,7 @@
     environments.py --uv                print the path of the pinned uv
     environments.py --tools             print the test tools of lowest and latest, as requirements/dev.lock pins them
 
-    dev              .cache/venv: the project, editable, with requirements/dev.lock
+    dev              .cache/venv: the project with its kit and benchmarks, editable, with requirements/dev.lock
     trainer          .cache/venv: the same and what trains, torch and TRL
     interop, swebench, runner, mini-swe-agent, compose
                      .cache/NAME-VERSION for each lock requirements/NAME-VERSION.lock: packages that cannot be installed
@@ -74,7 +74,9 @@ from setuptools import build_meta
 os.chdir(sys.argv[1])
 build_meta.build_wheel(sys.argv[2])
 """
-PACKAGED = ("protocol", "server", "client", "envs", "trainer_adapter", "bench")
+PACKAGED = ("protocol", "server", "client", "envs", "trainer_adapter")
+DISTRIBUTIONS = (".", "conformance", "bench")
+"""Folders of what is installed editable, each with its `pyproject.toml`."""
 SETTINGS = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX")
 
 
@@ -406,7 +408,7 @@ class Checkout:
     def _own(self, environment: Path) -> None:
         """Have .cache/venv be a copy of an environment in the cache, with the project installed editable."""
         own = self.here / f"venv-{environment.name}"
-        files = [self.root / "pyproject.toml", self.root / "conformance/pyproject.toml"]
+        files = [self.root / folder / "pyproject.toml" for folder in DISTRIBUTIONS]
         # Entry points and package folders are written down at installation.
         project = key_of(str(self.root), *(file.read_text(encoding="utf-8") for file in files))
         with held(self.here / "setup.lock", "this checkout"):
@@ -415,7 +417,8 @@ class Checkout:
                     copy_tree(environment, own)
                     (own / ".copied").touch()
                 say("installing the project")
-                self.install("project", own, "--reinstall", "--no-build-isolation", "-e", ".", "-e", "conformance")
+                editable = (word for folder in DISTRIBUTIONS for word in ("-e", folder))
+                self.install("project", own, "--reinstall", "--no-build-isolation", *editable)
                 (own / ".project").write_text(project, encoding="utf-8")
             venv = self.here / "venv"
             before = (self.here / venv.readlink()) if venv.is_symlink() else None

@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 OF_TORCHS_BUILD = ("nvidia-", "cuda-", "triton")
 """What a CUDA build of torch needs and a CPU build does not: it comes with torch, never from the lock."""
+OURS = "openenv-errata"
+"""What the names of our distributions begin with."""
 HEADER = (
     "# What training needs beside dev.lock; `make lock` makes it. torch is installed first, with what its build needs."
 )
@@ -28,12 +30,12 @@ def main() -> None:
     """Print the lock."""
     locked = {name_of(line.split("==")[0]) for line in (ROOT / "requirements/dev.lock").open() if "==" in line}
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
-    command += ["-c", "requirements/dev.lock", *(sys.argv[1:] or ["torch"]), ".[trl]"]
+    command += ["-c", "requirements/dev.lock", *(sys.argv[1:] or ["torch"]), ".", "./bench[ablation]"]
     report = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     pins = {name_of(item["metadata"]["name"]): item["metadata"]["version"] for item in report["install"]}
     print(HEADER)
     for name, version in sorted(pins.items()):
-        if name not in locked and name != "openenv-errata" and not name.startswith(OF_TORCHS_BUILD):
+        if name not in locked and not name.startswith((OURS, *OF_TORCHS_BUILD)):
             print(f"{name}=={version.split('+')[0]}")
 
 

@@ -66,9 +66,9 @@ class Place:
         root = self.directory / name
         if not root.exists():
             (root / "requirements").mkdir(parents=True)
-            (root / "conformance").mkdir()
-            for file in ("pyproject.toml", "conformance/pyproject.toml"):
-                (root / file).write_text("[project]\n")
+            for folder in self.module.DISTRIBUTIONS:
+                (root / folder).mkdir(exist_ok=True)
+                (root / folder / "pyproject.toml").write_text("[project]\n")
             locks = {
                 "uv": "pip==1 \\\n    --hash=sha256:00\nuv==2\n",
                 "dev": "# of a test\npackaging==26\npytest==9\n",
@@ -106,12 +106,12 @@ def test_a_second_checkout_installs_nothing_but_the_project(place: Place) -> Non
     assert venv.startswith("uv venv ") and "--relocatable" in venv
     assert packages.endswith("-r requirements/dev.lock pip==1")
     assert compiled.startswith("python -I -c") and "compileall" in compiled
-    assert project.endswith("--no-build-isolation -e . -e conformance")
+    assert project.endswith("--no-build-isolation -e . -e conformance -e bench")
     first.dev()
     assert place.calls() == []
     second.dev()
     (again,) = place.calls()
-    assert f"{second.here}/venv-dev-" in again and again.endswith("-e . -e conformance")
+    assert f"{second.here}/venv-dev-" in again and again.endswith("-e . -e conformance -e bench")
     inodes = [{file.stat().st_ino for file in one.here.glob("venv/bin/*")} for one in (first, second)]
     assert inodes[0] == inodes[1] != set()
 
@@ -123,9 +123,10 @@ def test_a_moved_checkout_and_new_entry_points_install_the_project_again(place: 
     moved = place.checkout("moved")
     moved.dev()
     assert len(place.calls()) == 1
-    (moved.root / "pyproject.toml").write_text("[project.scripts]\n")
-    moved.dev()
-    assert len(place.calls()) == 1
+    for folder in (".", "bench"):
+        (moved.root / folder / "pyproject.toml").write_text("[project.scripts]\n")
+        moved.dev()
+        assert len(place.calls()) == 1
 
 
 def test_a_changed_lock_makes_another_environment_and_the_link_moves(place: Place) -> None:
@@ -185,7 +186,7 @@ def test_what_trains_is_added_to_a_copy_and_stays(place: Place) -> None:
     checkout.trainer()
     torch, rest, _compiled, project = place.calls()
     assert torch.startswith("python -m pip install ") and torch.endswith(" torch==3")
-    assert rest.startswith("uv pip install ") and project.endswith("-e conformance")
+    assert rest.startswith("uv pip install ") and project.endswith("-e bench")
     venv = (checkout.here / "venv").resolve()
     assert venv.name.startswith("venv-dev-trainer-")
     assert without.is_dir(), "tests that run in it go on"

@@ -1,4 +1,4 @@
-"""The distribution holds what it needs: packages, types, tasks, entry points, and pinned development dependencies."""
+"""The distributions hold what they need: packages, types, tasks, entry points, and pinned development dependencies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -23,20 +26,78 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-SOURCES = ("protocol", "server", "client", "envs", "trainer_adapter", "bench")
-PACKAGES = (
-    "errata_protocol",
-    "errata_sandboxd",
-    "errata_server",
-    "errata_client",
-    "errata_trainer",
-    "terminal_env",
-    "swe_bench_lite_env",
-    "errata_redteam",
-    "errata_bench",
-    "errata_ablation",
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A distribution that this repository is the source of.
+
+    Args:
+        folder: Folder of its ``pyproject.toml``, below the root.
+        sources: Folders of its packages, below the root.
+        packages: Its import packages.
+    """
+
+    folder: str
+    sources: tuple[str, ...]
+    packages: tuple[str, ...]
+
+    @property
+    def project(self) -> dict[str, Any]:
+        """The table ``project`` of its ``pyproject.toml``."""
+        text = (ROOT / self.folder / "pyproject.toml").read_text(encoding="utf-8")
+        project: dict[str, Any] = tomllib.loads(text)["project"]
+        return project
+
+    def files(self) -> Iterator[Path]:
+        """Yield the Python files of its packages."""
+        for source in self.sources:
+            for package in self.packages:
+                yield from (ROOT / source / package).rglob("*.py")
+
+
+ERRATA = Distribution(
+    ".",
+    ("protocol", "server", "client", "envs", "trainer_adapter"),
+    (
+        "errata_protocol",
+        "errata_sandboxd",
+        "errata_server",
+        "errata_client",
+        "errata_trainer",
+        "terminal_env",
+        "swe_bench_lite_env",
+        "errata_redteam",
+    ),
 )
+BENCH = Distribution("bench", ("bench",), ("errata_bench", "errata_ablation"))
+PROJECT = ERRATA.project
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was built of a distribution.
+
+    Args:
+        distribution: The distribution.
+        sdist: Path of its sdist.
+        wheel: Path of the wheel that was built from the unpacked sdist.
+    """
+
+    distribution: Distribution
+    sdist: Path
+    wheel: Path
+
+    def names(self) -> list[str]:
+        """Return the names of the files in the wheel."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            return archive.namelist()
+
+    def information(self, name: str) -> str:
+        """Return the text of a file of the wheel's metadata."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            (path,) = [entry for entry in archive.namelist() if entry.endswith(f".dist-info/{name}")]
+            return archive.read(path).decode()
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +113,27 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, backend: dict[str, str]) -> Path:
-    """A directory with the sdist, and the wheel that was built from the unpacked sdist."""
+def builds(tmp_path_factory: pytest.TempPathFactory, backend: dict[str, str]) -> dict[Distribution, Built]:
+    """What was built of each distribution, of a copy of the files that git knows."""
     work = tmp_path_factory.mktemp("build")
-    source = work / "source"
-    source.mkdir()
     for name in listed("--cached", "--others", "--exclude-standard"):
         if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, source / name)
-    out = work / "out"
-    out.mkdir()
-    call(source, backend, "build_sdist", out)
-    (archive,) = out.glob("*.tar.gz")
-    (work / "unpacked").mkdir()
-    subprocess.run(["tar", "-xzf", str(archive), "-C", str(work / "unpacked")], check=True, timeout=60)
-    (unpacked,) = (work / "unpacked").iterdir()
-    call(unpacked, backend, "build_wheel", out)
-    return out
+            (work / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, work / "source" / name)
+    return {one: build(one, work, backend) for one in (ERRATA, BENCH)}
+
+
+def build(distribution: Distribution, work: Path, environment: dict[str, str]) -> Built:
+    """Build the sdist and, of its content, the wheel."""
+    out, unpacked = work / "out" / distribution.folder, work / "unpacked" / distribution.folder
+    out.mkdir(parents=True)
+    unpacked.mkdir(parents=True)
+    call(work / "source" / distribution.folder, environment, "build_sdist", out)
+    (sdist,) = out.glob("*.tar.gz")
+    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(unpacked)], check=True, timeout=60)
+    call(unpacked / sdist.name.removesuffix(".tar.gz"), environment, "build_wheel", out)
+    (wheel,) = out.glob("*.whl")
+    return Built(distribution, sdist, wheel)
 
 
 def listed(*arguments: str) -> list[str]:
@@ -92,57 +156,67 @@ def call(source: Path, environment: dict[str, str], hook: str, out: Path) -> Non
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
 
 
-@pytest.fixture(scope="module")
-def wheel(built: Path) -> zipfile.ZipFile:
-    (path,) = built.glob("*.whl")
-    return zipfile.ZipFile(path)
+@pytest.fixture(params=[ERRATA, BENCH], ids=lambda distribution: distribution.project["name"])
+def built(request: pytest.FixtureRequest, builds: dict[Distribution, Built]) -> Built:
+    """What was built of one distribution; a test with it runs for each."""
+    return builds[request.param]
 
 
-def information(wheel: zipfile.ZipFile, name: str) -> str:
-    (path,) = [entry for entry in wheel.namelist() if entry.endswith(f".dist-info/{name}")]
-    return wheel.read(path).decode()
+@pytest.fixture
+def metadata(built: Built) -> Message:
+    return email.message_from_string(built.information("METADATA"))
 
 
-@pytest.fixture(scope="module")
-def metadata(wheel: zipfile.ZipFile) -> Message:
-    return email.message_from_string(information(wheel, "METADATA"))
-
-
-def test_the_wheel_holds_every_file_of_every_package(wheel: zipfile.ZipFile) -> None:
-    names = set(wheel.namelist())
-    for source in SOURCES:
+def test_the_wheel_holds_every_file_of_every_package(built: Built) -> None:
+    names, packed = set(built.names()), set()
+    for source in built.distribution.sources:
         for name in listed("--", source):
-            packaged = name.removeprefix(f"{source}/").split("/")[0] in PACKAGES  # bench/ also holds single programs
-            if packaged and (ROOT / name).is_file():  # not deleted in the working tree
+            package = name.removeprefix(f"{source}/").split("/")[0]
+            if package in built.distribution.packages and (ROOT / name).is_file():  # else deleted in the working tree
                 assert name.removeprefix(f"{source}/") in names
+                packed.add(package)
+    assert packed == set(built.distribution.packages)
 
 
-def test_the_wheel_holds_only_our_packages(wheel: zipfile.ZipFile) -> None:
-    tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    assert not [name for name in wheel.namelist() if "__pycache__" in name or name.endswith(".pyc")]
+def test_the_wheel_holds_only_its_packages(built: Built) -> None:
+    tops = {name.split("/")[0] for name in built.names()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(built.distribution.packages)
+    assert not [name for name in built.names() if "__pycache__" in name or name.endswith(".pyc")]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_package_is_typed(wheel: zipfile.ZipFile, package: str) -> None:
-    assert f"{package}/py.typed" in wheel.namelist()
+def test_every_package_is_typed(built: Built) -> None:
+    assert {f"{package}/py.typed" for package in built.distribution.packages} <= set(built.names())
 
 
-def test_the_bundled_tasks_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+def test_the_bundled_tasks_are_in_the_wheel(builds: dict[Distribution, Built]) -> None:
     tasks = {path.name for path in (ROOT / "envs/terminal_env/tasks").iterdir() if (path / "task.toml").is_file()}
-    packed = {name.split("/")[2] for name in wheel.namelist() if name.startswith("terminal_env/tasks/")}
+    packed = {name.split("/")[2] for name in builds[ERRATA].names() if name.startswith("terminal_env/tasks/")}
     assert len(tasks) >= 6
     assert tasks <= packed
 
 
-def test_entry_points_name_importable_things(wheel: zipfile.ZipFile) -> None:
+COMMANDS = {
+    ERRATA: {
+        ("console_scripts", "errata", "errata_server.cli:main"),
+        ("errata.environments", "terminal", "terminal_env:SPEC"),
+        ("errata.demos", "terminal", "terminal_env.demo:main"),
+    },
+    BENCH: {
+        ("errata.programs", "bench", "errata_bench.cli:main"),
+        ("errata.programs", "ablate", "errata_ablation.cli:main"),
+        ("errata.demos", "learning", "errata_ablation.demo:main"),
+    },
+}
+
+
+def test_entry_points_name_importable_things(built: Built) -> None:
     parser = configparser.ConfigParser()
-    parser.read_string(information(wheel, "entry_points.txt"))
-    assert parser["console_scripts"]["errata"] == "errata_server.cli:main"
-    assert parser["errata.environments"]["terminal"] == "terminal_env:SPEC"
-    for group in parser.sections():
-        for name, value in parser[group].items():
-            assert importlib.metadata.EntryPoint(name, value, group).load() is not None
+    parser.read_string(built.information("entry_points.txt"))
+    points = {(group, name, value) for group in parser.sections() for name, value in parser[group].items()}
+    assert points >= COMMANDS[built.distribution]
+    for group, name, value in points:
+        assert value.split(":")[0].split(".")[0] in built.distribution.packages
+        assert importlib.metadata.EntryPoint(name, value, group).load() is not None
 
 
 ECHO = """
@@ -192,40 +266,61 @@ with ServerProcess("echo:Echo", Path(sys.argv[1])) as server:
 
 @pytest.mark.wheel
 @pytest.mark.timeout(600)
-def test_the_wheel_serves_an_echo_environment_in_an_empty_environment(built: Path, tmp_path: Path) -> None:
-    (path,) = built.glob("*.whl")
+def test_the_wheels_serve_an_echo_environment_and_list_benchmarks_in_an_empty_environment(
+    builds: dict[Distribution, Built], tmp_path: Path
+) -> None:
     subprocess.run([sys.executable, "-m", "venv", "venv"], cwd=tmp_path, check=True, timeout=120)
     venv = tmp_path / "venv/bin"
-    pip = [venv / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input", str(path)]
-    subprocess.run(pip, cwd=tmp_path, check=True, timeout=480)
-    (tmp_path / "echo.py").write_text(ECHO, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    played = subprocess.run(
-        [venv / "python", "-c", PLAY, "data"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=480)
+
+    pip = (venv / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input")
+    installed = run(*pip, builds[ERRATA].wheel)
+    assert installed.returncode == 0, installed.stderr[-2000:]
+    (tmp_path / "echo.py").write_text(ECHO, encoding="utf-8")
+    played = run(venv / "python", "-c", PLAY, "data")
     assert played.stdout == "from the wheel\n", played.stderr[-2000:]
-    version = subprocess.run(
-        [venv / "errata", "version"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    version = run(venv / "errata", "version")
     assert PROJECT["version"] in version.stdout, version.stderr
+    for words in (["bench", "--list"], ["ablate", "--help"], ["demo", "learning", "--json"]):
+        refused = run(venv / "errata", *words)
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+        assert "pip install openenv-errata-bench, or in a checkout pip install ./bench" in refused.stderr
+
+    installed = run(*pip, "--no-index", builds[BENCH].wheel)
+    assert installed.returncode == 0, f"it needs more than Errata brings: {installed.stderr[-2000:]}"
+    assert "steps-async" in run(venv / "errata", "bench", "--list").stdout
+    assert "--arms" in run(venv / "errata", "ablate", "--help").stdout
+    untrained = run(venv / "errata", "demo", "learning")
+    assert untrained.returncode == 1 and "openenv-errata-bench[ablation]" in untrained.stderr
 
 
-def test_the_metadata_says_what_pyproject_says(metadata: Message) -> None:
-    assert metadata["Name"] == PROJECT["name"]
-    assert metadata["Version"] == PROJECT["version"]
+def test_the_metadata_says_what_pyproject_says(built: Built, metadata: Message) -> None:
+    project = built.distribution.project
+    assert metadata["Name"] == project["name"]
+    assert metadata["Version"] == project["version"]
     assert metadata["License-Expression"] == "BSD-3-Clause"
     assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
-    assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+    assert set(metadata.get_all("Provides-Extra", [])) == set(project["optional-dependencies"])
 
 
-def test_the_sdist_holds_tests_and_licence(built: Path) -> None:
-    (path,) = built.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
+def test_the_benchmarks_need_errata_in_their_own_version() -> None:
+    """They use more of it than its public interface, and take the versions of other packages from it."""
+    project = BENCH.project
+    assert project["version"] == PROJECT["version"]
+    wanted = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["ablation"])]
+    own = [one for one in wanted if canonicalize_name(one.name) == PROJECT["name"]]
+    assert [str(one.specifier) for one in own] == [f"=={PROJECT['version']}"] * 2
+    brought = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    brought |= {canonicalize_name(Requirement(line).name) for line in PROJECT["optional-dependencies"]["trl"]}
+    unbounded = {canonicalize_name(one.name) for one in wanted if not one.specifier}
+    assert {COMES_WITH.get(name, name) for name in unbounded} <= brought
+
+
+def test_the_sdist_holds_tests_and_licence(builds: dict[Distribution, Built]) -> None:
+    with tarfile.open(builds[ERRATA].sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "protocol/errata_protocol/errors.py"} <= names
 
@@ -267,31 +362,38 @@ def normal(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-COMES_WITH = {"accelerate": "trl", "gradio": "openenv", "pydantic-core": "pydantic", "tokenizers": "transformers"}
+COMES_WITH = {
+    "accelerate": "trl",
+    "datasets": "trl",
+    "gradio": "openenv",
+    "pydantic-core": "pydantic",
+    "tokenizers": "transformers",
+}
 """Distributions that a declared one always installs, of which it is the interface."""
 IN_SANDBOXES = ("sandbox/launcher", "terminal_env/server/runtime", "prepare/inside", "server/inside", "/tasks/")
 """Programs that another interpreter runs, by folder: what they import is there, or beside them."""
 
 
-def test_every_import_of_the_packages_is_declared() -> None:
+@pytest.mark.parametrize("distribution", [ERRATA, BENCH], ids=lambda distribution: distribution.project["name"])
+def test_every_import_of_the_packages_is_declared(distribution: Distribution) -> None:
     """Only extras and dependencies count: what `dev` installs is not there for users."""
-    extras = PROJECT["optional-dependencies"]
+    project = distribution.project
+    extras = project["optional-dependencies"]
     declared = {
         canonicalize_name(Requirement(line).name)
-        for line in (*PROJECT["dependencies"], *(line for name in extras if name != "dev" for line in extras[name]))
+        for line in (*project["dependencies"], *(line for name in extras if name != "dev" for line in extras[name]))
     }
+    own = {*distribution.packages, *(ERRATA.packages if PROJECT["name"] in declared else ())}
     distributions = importlib.metadata.packages_distributions()
     missing = set()
-    for path in (
-        path for source in SOURCES for package in PACKAGES for path in (ROOT / source / package).rglob("*.py")
-    ):
+    for path in distribution.files():
         if any(folder in path.as_posix() for folder in IN_SANDBOXES):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
-            for top in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - set(PACKAGES):
+            for top in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - own:
                 owners = {canonicalize_name(name) for name in distributions.get(top, [top])}
                 if not {COMES_WITH.get(owner, owner) for owner in owners} & declared:
                     missing.add(f"{path.relative_to(ROOT)}: {top}")

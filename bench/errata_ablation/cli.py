@@ -1,4 +1,4 @@
-"""``errata ablate``."""
+"""``errata ablate``: compare training with and without hints and teachers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from importlib.metadata import distribution
 from pathlib import Path
 
 from errata_protocol.errors import ErrataError
-from errata_protocol.install_hint import DISTRIBUTION, install_hint
 
+from .installation import install_command
 from .plan import Plan, arms_of, read_plan
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -28,8 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(list(arguments))
     for name in ("torch", "trl", "matplotlib"):
         if importlib.util.find_spec(name) is None:
-            install = install_hint("trl", distribution(DISTRIBUTION).read_text("direct_url.json"))
-            print(f"errata ablate: {name} is not installed: {install}", file=sys.stderr)
+            print(f"errata ablate: {name} is not installed: {install_command()}", file=sys.stderr)
             return 1
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -10,13 +10,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from errata_protocol.errors import ErrataError
-from errata_protocol.install_hint import DISTRIBUTION, install_hint
+
+from .installation import install_command
 
 if TYPE_CHECKING:
     from .learning import Learned
@@ -37,8 +37,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     needed = ["torch", "trl"] + ["matplotlib"] * (options.plot is not None)
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        install = install_hint("trl", distribution(DISTRIBUTION).read_text("direct_url.json"))
-        print(f"errata demo learning: {' and '.join(missing)} missing: {install}", file=sys.stderr)
+        print(f"errata demo learning: {' and '.join(missing)} missing: {install_command()}", file=sys.stderr)
         return 1
     started = time.monotonic()
 

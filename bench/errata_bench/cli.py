@@ -1,4 +1,4 @@
-"""The command ``errata bench``."""
+"""``errata bench``: measure Errata and stock OpenEnv in alternating rounds."""
 
 from __future__ import annotations
 

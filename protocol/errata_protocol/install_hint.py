@@ -1,4 +1,4 @@
-"""Makes the ``pip install`` command for an extra, from where this distribution was installed: index, checkout, file or
+"""Makes the ``pip install`` command for an extra, from where its distribution was installed: index, checkout, file or
 repository."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 DISTRIBUTION = "openenv-errata"
 
 
-def install_hint(extra: str, direct_url: str | None) -> str:
+def install_hint(extra: str, direct_url: str | None, distribution: str = DISTRIBUTION) -> str:
     """Return the ``pip install`` command that adds an extra.
 
     Args:
@@ -18,8 +18,9 @@ def install_hint(extra: str, direct_url: str | None) -> str:
         direct_url: Text of the distribution's ``direct_url.json`` (PEP 610), as
             ``importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")`` returns it; None if it was
             installed from an index.
+        distribution: Name of the distribution that has the extra.
     """
-    wanted = f"{DISTRIBUTION}[{extra}]"
+    wanted = f"{distribution}[{extra}]"
     try:
         origin = json.loads(direct_url) if direct_url else {}
     except ValueError:
@@ -33,4 +34,6 @@ def install_hint(extra: str, direct_url: str | None) -> str:
     vcs = origin.get("vcs_info")
     if isinstance(vcs, dict):
         url = f"{vcs.get('vcs', 'git')}+{url}@{vcs.get('commit_id', 'HEAD')}"
+        if isinstance(folder := origin.get("subdirectory"), str):
+            url += f"#subdirectory={folder}"
     return f"pip install {shlex.quote(f'{wanted} @ {url}')}"

@@ -31,6 +31,14 @@ ROOT = Path(__file__).resolve().parents[2]
             {"url": "https://git.example/errata", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
             "pip install 'openenv-errata[trl] @ git+https://git.example/errata@abc'",
         ),
+        (
+            {
+                "url": "https://git.example/errata",
+                "vcs_info": {"vcs": "git", "commit_id": "abc"},
+                "subdirectory": "one",
+            },
+            "pip install 'openenv-errata[trl] @ git+https://git.example/errata@abc#subdirectory=one'",
+        ),
     ],
 )
 def test_the_command_installs_from_where_the_distribution_came(origin: object, command: str) -> None:
@@ -38,6 +46,10 @@ def test_the_command_installs_from_where_the_distribution_came(origin: object, c
     wanted = shlex.split(command)[-1]
     if wanted.startswith("openenv-errata"):
         assert Requirement(wanted).extras == {"trl"}
+
+
+def test_an_extra_of_another_distribution_is_named_with_it() -> None:
+    assert install_hint("ablation", None, "openenv-errata-bench") == "pip install 'openenv-errata-bench[ablation]'"
 
 
 def test_no_page_or_message_names_an_index_alone() -> None:
@@ -48,5 +60,5 @@ def test_no_page_or_message_names_an_index_alone() -> None:
         assert "pip install 'openenv-errata[" not in text, page
         for extra in re.findall(r"openenv-errata\[(\w+)\]", text):
             assert f"pip install '.[{extra}]'" in text, page
-    for module in (*(ROOT / "server").rglob("*.py"), *(ROOT / "trainer_adapter").rglob("*.py")):
+    for module in (path for folder in ("server", "trainer_adapter", "bench") for path in (ROOT / folder).rglob("*.py")):
         assert "openenv-errata[" not in module.read_text(encoding="utf-8"), module

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import platform
+import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -21,12 +25,14 @@ from errata_protocol.errors import ErrataError, JournalUnavailable, UnknownEpiso
 from errata_server.app import create_fastapi_app
 from errata_server.cli import commands, data_dirs, episodes
 from errata_server.cli.program_help import summary_of
+from errata_server.output_guard import GuardedStream, guard_output
 from errata_server.process import ServerProcess
 from errata_server.settings import Settings
 
 from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation
 
+ROOT = Path(__file__).parents[2]
 RUNNER = CliRunner()
 DEMO_ARGUMENTS: list[list[str]] = []
 
@@ -60,6 +66,70 @@ def test_a_demo_gets_its_options_with_or_without_its_name(
 def test_an_unknown_demo_is_told_which_there_are() -> None:
     answer = RUNNER.invoke(commands.cli, ["demo", "no-such-demo"])
     assert answer.exit_code == 2 and "no-such-demo" in answer.output and "terminal" in answer.output
+
+
+# -- programs and demos of other distributions -------------------------------------------------------------------------
+
+
+def folder_of(package: str) -> Path:
+    """The folder of a checkout whose distribution has a package."""
+    (found,) = [path.parent for path in ROOT.glob("*/pyproject.toml") if (path.parent / package).is_dir()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("ablate", "errata_ablation"), ("bench", "errata_bench"), ("conformance", "errata_conformance")],
+)
+def test_the_command_of_a_program_that_is_not_installed_says_what_to_install(name: str, package: str) -> None:
+    distribution = commands.ELSEWHERE[name]
+    commands._add_missing("absent", distribution)
+    try:
+        done = RUNNER.invoke(commands.cli, ["absent", "http://127.0.0.1:8000", "--json"])
+    finally:
+        commands.cli.registered_commands.pop()
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"errata: absent is a program of another distribution: pip install {distribution.name}, or in a checkout "
+        f"pip install ./{distribution.folder}\n"
+    )
+    folder = folder_of(package)
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    assert distribution == (project["name"], folder.name)
+    assert name in project["entry-points"]["errata.programs"]
+
+
+def test_a_demo_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "entry_points", lambda group: [])
+    done = RUNNER.invoke(commands.cli, ["demo", "learning", "--json"])
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "errata: demo learning is a program of another distribution: pip install openenv-errata-bench, or in a "
+        "checkout pip install ./bench\n"
+    )
+    project = tomllib.loads((folder_of("errata_ablation") / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["entry-points"]["errata.demos"].keys() == commands.DEMOS_ELSEWHERE.keys()
+
+
+def test_programs_that_format_their_output_get_the_streams_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def program(arguments: list[str]) -> int:
+        seen.append([isinstance(stream, GuardedStream) for stream in (sys.stdout, sys.stderr)])
+        return 0
+
+    monkeypatch.setitem(globals(), "play", program)
+    for name in ("bench", "swe"):
+        commands._add_program(EntryPoint(name, f"{__name__}:play", "errata.programs"))
+        found = commands.cli.registered_commands.pop().callback
+        assert found is not None
+        with monkeypatch.context() as streams:
+            for stream in ("stdout", "stderr"):
+                streams.setattr(sys, stream, io.StringIO())
+            guard_output()
+            with pytest.raises(typer.Exit):
+                found([])
+    assert seen == [[False, False], [True, True]]
 
 
 @pytest.fixture

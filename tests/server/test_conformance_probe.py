@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from typer.testing import CliRunner
 
 from errata_server.app import create_fastapi_app
-from errata_server.cli import commands
 from errata_server.environments.conformance_probe import probe_of
 
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -64,17 +62,3 @@ def test_a_probe_that_cannot_be_read_is_named(
         assert probe_of(package.Own, CountAction) is None
     (said,) = [record.getMessage() for record in caplog.records]
     assert str(file) in said and why in said
-
-
-def test_the_command_of_a_kit_that_is_not_installed_says_what_to_install() -> None:
-    commands._add_missing("absent", "openenv-absent")
-    try:
-        done = CliRunner().invoke(commands.cli, ["absent", "http://127.0.0.1:8000", "--json"])
-    finally:
-        commands.cli.registered_commands.pop()
-    assert done.exit_code == 2
-    assert done.stderr == (
-        "errata: absent is a program of another distribution: pip install openenv-absent, or in a checkout "
-        "pip install ./absent\n"
-    )
-    assert commands.ELSEWHERE == {"conformance": "openenv-errata-conformance"}

@@ -46,4 +46,4 @@ def test_without_what_trains_the_demo_says_what_to_install(
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     assert demo.main([]) == 1
     told = capsys.readouterr().err
-    assert "pip install" in told and "[trl]" in told
+    assert "pip install" in told and "[ablation]" in told

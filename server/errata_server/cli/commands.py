@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NamedTuple, NoReturn
 
 import typer
 from pydantic import SecretStr, ValidationError
@@ -278,28 +278,12 @@ def demo(
     options = arguments or []
     name = options.pop(0) if options and not options[0].startswith("-") else "terminal"
     demos = {point.name: point for point in entry_points(group="errata.demos")}
+    if name not in demos and name in DEMOS_ELSEWHERE:
+        _refuse_missing(f"demo {name}", DEMOS_ELSEWHERE[name])
     if name not in demos:
         raise typer.BadParameter(f"no demo {name!r}; there are: {', '.join(sorted(demos)) or 'none'}")
     output_guard.release_output()
     raise typer.Exit(demos[name].load()(options))
-
-
-@cli.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-def bench(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION", help="See errata bench --help.")] = None,
-) -> None:
-    """Measure Errata and stock OpenEnv in alternating rounds."""
-    output_guard.release_output()
-    raise typer.Exit(_program("bench")(arguments or []))
-
-
-@cli.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-def ablate(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION", help="See errata ablate --help.")] = None,
-) -> None:
-    """Compare training with and without hints and teachers."""
-    output_guard.release_output()
-    raise typer.Exit(_program("ablate")(arguments or []))
 
 
 @cli.command("version")
@@ -321,36 +305,63 @@ def show_version(
     typer.echo(json.dumps(versions) if as_json else "\n".join(f"{name:9}{value}" for name, value in versions.items()))
 
 
+FORMATTED = frozenset({"ablate", "bench"})
+"""Programs that format their own output, with progress lines, and print nothing of another party."""
+
+
 def _add_program(point: EntryPoint) -> None:
     """Register a command that runs the program of an entry point of the group ``errata.programs``."""
 
     def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION")] = None) -> None:
-        raise typer.Exit(_program(point.name)(arguments or []))
+        program: Callable[[list[str]], int] = point.load()
+        if point.name in FORMATTED:
+            output_guard.release_output()
+        raise typer.Exit(program(arguments or []))
 
     options = {"ignore_unknown_options": True}  # the program prints its own help
     cli.command(point.name, help=summary_of(point), add_help_option=False, context_settings=options)(run)
 
 
 for _point in sorted(entry_points(group="errata.programs"), key=lambda point: point.name):
-    if _point.name not in ("bench", "ablate"):
-        _add_program(_point)
+    _add_program(_point)
 
-ELSEWHERE = {"conformance": "openenv-errata-conformance"}
+
+class Distribution(NamedTuple):
+    """Another distribution of this project.
+
+    Args:
+        name: Its name on a package index.
+        folder: The folder of a checkout that it is made of.
+    """
+
+    name: str
+    folder: str
+
+
+BENCH = Distribution("openenv-errata-bench", "bench")
+ELSEWHERE = {"ablate": BENCH, "bench": BENCH, "conformance": Distribution("openenv-errata-conformance", "conformance")}
 """Programs of other distributions of this project, and the distribution that has each."""
+DEMOS_ELSEWHERE = {"learning": BENCH}
+"""Demos of other distributions of this project, and the distribution that has each."""
 
 
-def _add_missing(name: str, distribution: str) -> None:
+def _refuse_missing(what: str, distribution: Distribution) -> NoReturn:
+    """Say what to install for a program or demo that is not here, and end with exit status 2."""
+    print(
+        f"errata: {what} is a program of another distribution: pip install {distribution.name}, or in a checkout "
+        f"pip install ./{distribution.folder}",
+        file=sys.stderr,
+    )
+    raise typer.Exit(2)
+
+
+def _add_missing(name: str, distribution: Distribution) -> None:
     """Register a command that says what to install for a program that is not here."""
 
     def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTION")] = None) -> None:
-        print(
-            f"errata: {name} is a program of another distribution: pip install {distribution}, or in a checkout "
-            f"pip install ./{name}",
-            file=sys.stderr,
-        )
-        raise typer.Exit(2)
+        _refuse_missing(name, distribution)
 
-    about = f"Not installed: pip install {distribution}."
+    about = f"Not installed: pip install {distribution.name}."
     options = {"ignore_unknown_options": True}
     cli.command(name, help=about, add_help_option=False, context_settings=options)(run)
 
@@ -358,15 +369,6 @@ def _add_missing(name: str, distribution: str) -> None:
 for _name, _distribution in ELSEWHERE.items():
     if not entry_points(group="errata.programs", name=_name):
         _add_missing(_name, _distribution)
-
-
-def _program(name: str) -> Callable[[list[str]], int]:
-    """Load the program of an entry point of the group ``errata.programs``."""
-    programs = list(entry_points(group="errata.programs", name=name))
-    if not programs:
-        raise typer.BadParameter(f"{name} is not installed: install openenv-errata again, or run make setup")
-    program: Callable[[list[str]], int] = programs[0].load()
-    return program
 
 
 def _base(entry: str) -> tuple[str, Path]:
