@@ -344,7 +344,8 @@ def test_log_lines_are_json_where_that_is_asked_for(tmp_path: Path) -> None:
 def test_every_command_says_what_it_does() -> None:
     told = RUNNER.invoke(commands.cli, ["--help"], terminal_width=80).output.split("Commands:\n", 1)[1]
     summaries = {line.split()[0]: line.split(maxsplit=1)[1] for line in told.splitlines()}
-    assert len(set(summaries.values())) == len(summaries)
+    own = [summary for summary in summaries.values() if not summary.startswith("Not installed: pip install ")]
+    assert len(set(own)) == len(own)  # one distribution may bring several commands
     for name, summary in summaries.items():
         assert "A program" not in summary and "``" not in summary and summary.endswith("."), (name, summary)
     assert "episode" not in summaries  # one name; the earlier one still works
