@@ -29,6 +29,7 @@ PACKAGES = (
     "errata_protocol",
     "errata_sandboxd",
     "errata_server",
+    "errata_environment",
     "errata_client",
     "errata_trainer",
     "terminal_env",

@@ -17,13 +17,13 @@ from typing import Any
 
 from openenv.core.env_server.types import EnvironmentMetadata
 
+from errata_environment.sandboxed import SandboxedEnvironment, check_reset
+from errata_environment.session_backend import session_backend
 from errata_protocol import detect
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
 from errata_server.environments.detecting import detected
-from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
-from errata_server.environments.session_backend import session_backend
 from errata_server.environments.worker_calls import call_in_worker
 from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefused
 from errata_server.workers import Budget

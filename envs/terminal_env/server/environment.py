@@ -12,13 +12,13 @@ from typing import Any
 
 from openenv.core.env_server.types import EnvironmentMetadata
 
+from errata_environment.sandboxed import SandboxedEnvironment, check_reset
+from errata_environment.session_backend import session_backend
 from errata_protocol import detect
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
 from errata_server.environments.detecting import detected
-from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
-from errata_server.environments.session_backend import session_backend
 from errata_server.sandbox.base import Backend, PathRefused, Sandbox, SandboxSnapshot
 
 from ..models import TOOL_NAMES, TerminalAction, TerminalObservation, TerminalState

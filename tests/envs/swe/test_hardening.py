@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from errata_environment.grading.forks import forked
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.grading.forks import forked
 from errata_server.sandbox.base import Backend, CommandResult, Sandbox
 from swe_bench_lite_env import SweObservation, agent_text
 from swe_bench_lite_env.server.environment import SweBenchLiteEnvironment

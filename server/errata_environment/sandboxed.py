@@ -12,8 +12,7 @@ from openenv.core.env_server.types import Action, Observation, State
 
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import InvalidRequest, NoReset
-
-from ..sandbox.base import Backend, Sandbox, SandboxSnapshot
+from errata_server.sandbox.base import Backend, Sandbox, SandboxSnapshot
 
 
 class SandboxedEpisode(Protocol):
