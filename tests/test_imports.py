@@ -30,7 +30,8 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "tasks"))
+        left_out = ("__pycache__", "tasks") if folder == "envs" else ("__pycache__",)
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns(*left_out))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
