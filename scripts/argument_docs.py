@@ -16,7 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("trainer_adapter/errata_trainer", "envs/terminal_env", "envs/swe_bench_lite_env", "envs/errata_redteam")
+PACKAGES = (
+    "server/errata_environment",
+    "trainer_adapter/errata_trainer",
+    "envs/terminal_env",
+    "envs/swe_bench_lite_env",
+    "envs/errata_redteam",
+)
 """What is checked by default."""
 SECTIONS = ("Args:", "Attributes:")
 FRAGMENT = re.compile(

@@ -26,7 +26,6 @@ CHARTERS = {
     "episodes": "state(t), forks, exports, deletion",
     "environments": "one hosted instance",
     "runtime": "one data directory",
-    "grading": "grades final states",
     "workers": "processes for work of others' sizes",
     "concurrency": "threads, deadlines, the fair lock",
     "journal": "durable rows and payloads",
@@ -80,7 +79,8 @@ def picture() -> str:
         box(730, 14, side, ROW, "errata_redteam", "attempts on both environments", "house"),
         box(730, 62, side, ROW, "terminal_env/server", "tasks, verifiers", "house"),
         box(730, 104, side, ROW, "swe_bench_lite_env/server", "preparation, grading", "house"),
-        box(730, 170, side, ROW, "terminal_env, swe_bench_lite_env", "models, clients: what is published", "house"),
+        box(730, 170, side, ROW, "errata_environment", "kit: sandboxed base, tools, grading", "house"),
+        box(730, 236, side, ROW, "terminal_env, swe_bench_lite_env", "models, clients: what is published", "house"),
         box(
             14, bottom + 34, WIDTH - 28, ROW, "errata_protocol", "pure values: errors, markers, payloads, mux", "house"
         ),
@@ -94,7 +94,9 @@ def picture() -> str:
         arrow(726, 121, 714, 121),
         arrow(838, 48, 838, 58),
         arrow(838, 138, 838, 166),
-        arrow(838, 204, 838, bottom + 30),
+        arrow(726, 187, 714, 187),
+        arrow(838, 204, 838, 232),
+        arrow(838, 270, 838, bottom + 30),
     ]
     height = bottom + 34 + ROW + 14
     style = (

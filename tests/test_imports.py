@@ -30,7 +30,8 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "tasks"))
+        left_out = ("__pycache__", "tasks") if folder == "envs" else ("__pycache__",)
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns(*left_out))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
@@ -72,6 +73,14 @@ def test_every_room_imports_only_what_it_may() -> None:
         ),
         ("server/errata_server/sessions/session.py", "from . import sessions", "No import circles"),
         ("envs/terminal_env/models.py", "import errata_server.environments.context", "What an environment publishes"),
+        ("envs/terminal_env/models.py", "import errata_environment.sandboxed", "What an environment publishes"),
+        (
+            "server/errata_environment/published/tools.py",
+            "import errata_environment.sandboxed",
+            "What the kit for environments publishes",
+        ),
+        ("server/errata_environment/sandboxed.py", "import terminal_env.models", "The kit for environments names no"),
+        ("server/errata_server/ids.py", "import errata_environment.sandboxed", "The server names no environment"),
         ("envs/terminal_env/models.py", "import terminal_env.server", "The published half of an environment"),
         (
             "trainer_adapter/errata_trainer/added.py",
@@ -122,8 +131,12 @@ def test_the_launchers_program_imports_its_own_folder_and_the_standard_library_o
     assert len(programs) == 9
 
 
-def test_every_package_of_the_server_has_a_charter() -> None:
-    packages = [file.parent for file in (ROOT / "server/errata_server").rglob("__init__.py")]
+def test_every_package_of_the_server_and_the_kit_has_a_charter() -> None:
+    packages = [
+        file.parent
+        for part in ("server", "environment")
+        for file in (ROOT / f"server/errata_{part}").rglob("__init__.py")
+    ]
     assert len(packages) > 20
     for package in packages:
         charter = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))

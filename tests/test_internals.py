@@ -28,6 +28,7 @@ OURS = (
     "errata_protocol",
     "errata_client",
     "errata_server",
+    "errata_environment",
     "terminal_env",
     "swe_bench_lite_env",
     "errata_redteam",

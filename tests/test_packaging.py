@@ -63,6 +63,7 @@ ERRATA = Distribution(
         "errata_protocol",
         "errata_sandboxd",
         "errata_server",
+        "errata_environment",
         "errata_client",
         "errata_trainer",
         "terminal_env",

@@ -31,6 +31,7 @@ PACKAGES = {
     "errata_protocol": "protocol",
     "errata_client": "client",
     "errata_server": "server",
+    "errata_environment": "server",
     "errata_sandboxd": "server",
     "terminal_env": "envs",
     "swe_bench_lite_env": "envs",

@@ -8,8 +8,8 @@ import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from errata_environment.grading.results import NoVerdict
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.grading.results import NoVerdict
 from errata_server.sandbox.base import Backend, Limits, SandboxSnapshot
 from swe_bench_lite_env.dataset import Instance
 from swe_bench_lite_env.rules.directives import test_files

@@ -6,8 +6,8 @@ import asyncio
 import shlex
 from collections.abc import Sequence
 
+from errata_environment.grading.staging import staged
 from errata_protocol.errors import EnvironmentFailed, SandboxUnavailable
-from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 from terminal_env.server.check.checker import SOLUTION_TIMEOUT_S
 from terminal_env.server.check.degenerate import named_paths

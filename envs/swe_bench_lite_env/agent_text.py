@@ -1,9 +1,12 @@
-"""What the agent reads of an observation. Standard library only, so that teachers and viewers import nothing else."""
+"""What the agent reads of an observation. Standard library and the kit's text only: teachers and
+viewers import nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from errata_environment.published.agent_text import fields_of, result_text
 
 AGENT_TEXT_VERSION = "1"
 """Changes whenever the text of any observation would."""
@@ -22,36 +25,10 @@ def agent_text(observation: Any) -> str:
         At reset the issue and where the repository is. Later the output as it came, then one bracketed line for each
         fact that the output does not show.
     """
-    data: Mapping[str, Any] = observation if isinstance(observation, Mapping) else observation.model_dump(mode="json")
-
-    def field(name: str) -> Any:
-        return data.get(name)
-
-    tool = field("tool")
-    if tool == "reset":
+    data = fields_of(observation)
+    if data.get("tool") == "reset":
         return _task(data)
-    parts = [_block(field("stdout")), _block(field("content"))]
-    if field("stderr"):
-        parts.append("[stderr]\n" + _block(field("stderr")))
-    background = field("killed_background")
-    ended = field("exit_code") is not None and not field("limit_hit")
-    if field("truncated"):
-        parts.append("[truncated: part of the text is left out]\n")
-    if field("shell_saved") is False and ended:
-        parts.append("[directory, variables and functions are as before this command]\n")
-    if field("limit_hit"):
-        parts.append(f"[limit reached: {field('limit_hit')}]\n")
-    if background:
-        parts.append(f"[killed when the command ended: {', '.join(background)}]\n")
-    if field("timed_out"):
-        limit_s = field("time_limit_s")
-        parts.append("[killed: time limit]\n" if limit_s is None else f"[killed: time limit of {limit_s:g} s]\n")
-    elif field("exit_code") is not None:
-        parts.append(f"[exit {field('exit_code')}]\n")
-    elif not any(parts) and tool in _DONE:
-        parts.append(_DONE[tool])
-    parts.append(_budget(data))
-    return "".join(_block(part) for part in parts).rstrip("\n")
+    return result_text(data, _DONE, _budget(data))
 
 
 _DONE = {
@@ -87,10 +64,3 @@ def _budget(data: Mapping[str, Any]) -> str:
     if turns is None or turns > FEW_TURNS or data.get("done") or data.get("tool") == "submit":
         return ""
     return f"[turns left: {turns}]\n"
-
-
-def _block(text: str | None) -> str:
-    """Return ``text`` ending in a newline, so that a notice after it starts a line; empty stays empty."""
-    if not text or text.endswith("\n"):
-        return text or ""
-    return text + "\n"

@@ -7,6 +7,7 @@ from typing import ClassVar
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
+from errata_environment.published.results import ShellState, ToolResult
 from errata_protocol.markers import ErrorMarkers
 
 TOOL_NAMES = ("run", "read_file", "write_file", "edit", "apply_patch", "search", "submit")
@@ -43,30 +44,27 @@ class SweAction(Action):  # type: ignore[misc]  # openenv ships no types
     timeout_s: float | None = Field(default=None, description="run: time limit in seconds")
 
 
-class SweObservation(ErrorMarkers, Observation):  # type: ignore[misc]  # openenv ships no types
+class _Instance(ErrorMarkers, Observation):  # type: ignore[misc]  # openenv ships no types
+    """The fields that come first on the wire."""
+
+    problem_statement: str = ""
+    blocked_programs: list[str] = Field(default_factory=list)
+    instance_id: str = ""
+    repo: str = ""
+
+
+class SweObservation(ToolResult, _Instance):
     """What one tool call did.
 
     ``stdout``, ``stderr`` and ``content`` are bounded by the server: of a longer text its head and its tail are kept,
-    and a line between them says how many bytes are left out.
+    and a line between them says how many bytes are left out. These and the other fields of a tool's result are those of
+    `ToolResult`; ``stdout`` of ``search`` has the matches.
 
     Attributes:
         problem_statement: The issue to resolve, at reset only.
         blocked_programs: Programs that commands do not have under the server's profile of hardening, at reset only.
         instance_id: The instance, ``owner__name-number`` in the benchmark.
         repo: The repository, ``owner/name``.
-        tool: The tool that was called, ``reset`` at reset.
-        stdout: Kept standard output; undecodable bytes as ``\\xNN``. For ``search``, the matches.
-        stderr: Kept standard error, or the reason why a file tool refused.
-        exit_code: The command's exit status; None when it was killed at its time limit, or for another tool.
-        timed_out: The command was killed at its time limit.
-        time_limit_s: The time limit that ``run`` was held to, in seconds; None for another tool.
-        truncated: Part of the output, or of the file, is left out.
-        limit_hit: The limit that ended or broke the command.
-        content: Text that ``read_file`` read; otherwise None.
-        killed_background: Names of processes that were still running when the command ended, and were killed.
-        shell_saved: The shell's directory, variables and functions carry over to the next command.
-        cwd: The shell's current directory after the call.
-        duration_s: Wall time of the call in seconds.
         turns_left: Calls that the episode's budget still allows; None without such a budget.
         seconds_left: Seconds that the budget still allows; None without such a budget.
         output_bytes_left: Bytes of output that the budget still allows; None without such a budget.
@@ -78,48 +76,28 @@ class SweObservation(ErrorMarkers, Observation):  # type: ignore[misc]  # openen
         {"duration_s", "seconds_left", "~test_durations", "~test_seeds", "~addresses", "~temporary_paths", "~pids"}
     )
 
-    problem_statement: str = ""
-    blocked_programs: list[str] = Field(default_factory=list)
-    instance_id: str = ""
-    repo: str = ""
-    tool: str = ""
-    stdout: str = ""
-    stderr: str = ""
-    exit_code: int | None = None
-    timed_out: bool = False
-    time_limit_s: float | None = None
-    truncated: bool = False
-    limit_hit: str | None = None
-    content: str | None = None
-    killed_background: list[str] = Field(default_factory=list)
-    shell_saved: bool = True
-    cwd: str = ""
-    duration_s: float = 0.0
     turns_left: int | None = None
     seconds_left: float | None = None
     output_bytes_left: int | None = None
     budget_spent: str | None = None
 
 
-class SweState(State):  # type: ignore[misc]  # openenv ships no types
-    """State of the episode; ``episode_id`` and ``step_count`` are OpenEnv's.
+class _InstanceState(State):  # type: ignore[misc]  # openenv ships no types
+    """The fields that come first on the wire."""
+
+    instance_id: str = ""
+    repo: str = ""
+
+
+class SweState(ShellState, _InstanceState):
+    """State of the episode; ``episode_id`` and ``step_count`` are OpenEnv's, the fields of a shell `ShellState`'s.
 
     Attributes:
         instance_id: The instance.
         repo: The repository, ``owner/name``.
-        seed: Seed of this episode.
-        cwd: The shell's current directory.
-        submitted: ``submit`` was called.
-        done: The episode is over.
         turns_left: Calls that the episode's budget still allows; None without such a budget.
         output_bytes_left: Bytes of output that the budget still allows; None without such a budget.
     """
 
-    instance_id: str = ""
-    repo: str = ""
-    seed: int | None = None
-    cwd: str = ""
-    submitted: bool = False
-    done: bool = False
     turns_left: int | None = None
     output_bytes_left: int | None = None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from errata_environment.published.tools import PATH, RUN, WRITE_FILE, tool
 from errata_protocol.environment import EnvironmentSpec
 
 from .agent_text import AGENT_TEXT_VERSION, agent_text
@@ -13,50 +12,22 @@ SUBMIT_TIMEOUT_S = 4 * 3600.0
 """How long a client waits for a verdict. Most of it is the queue for a grading slot; a server that dies is noticed."""
 
 
-def _tool(name: str, description: str, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "description": description,
-        "parameters": {
-            "type": "object",
-            "properties": properties,
-            "required": list(required),
-            "additionalProperties": False,
-        },
-    }
-
-
-_PATH = {"type": "string", "description": "Absolute, or relative to the shell's current directory."}
-
 TOOLS = (
-    _tool(
-        "run",
-        "Run a bash command and return its output. Directory, exported variables and functions carry over to the next "
-        "command; background processes end with the command.",
-        ("command",),
-        command={"type": "string", "description": "Bash text; may have several lines."},
-        timeout_s={"type": "number", "exclusiveMinimum": 0, "description": "Time limit in seconds."},
-    ),
-    _tool(
+    RUN,
+    tool(
         "read_file",
         "Return a file, or some of its lines.",
         ("path",),
-        path=_PATH,
+        path=PATH,
         first_line={"type": "integer", "minimum": 1, "description": "First line to return, from 1."},
         last_line={"type": "integer", "minimum": 1, "description": "Last line to return, inclusive."},
     ),
-    _tool(
-        "write_file",
-        "Create or replace a file, parent directories included.",
-        ("path", "content"),
-        path=_PATH,
-        content={"type": "string", "description": "The whole new content."},
-    ),
-    _tool(
+    WRITE_FILE,
+    tool(
         "edit",
         "Replace a text that occurs exactly once in a file.",
         ("path", "old_text", "new_text"),
-        path=_PATH,
+        path=PATH,
         old_text={
             "type": "string",
             "minLength": 1,
@@ -64,20 +35,20 @@ TOOLS = (
         },
         new_text={"type": "string", "description": "The text in its place; empty deletes it."},
     ),
-    _tool(
+    tool(
         "apply_patch",
         "Apply a unified diff at the root of the repository: all of it, or nothing.",
         ("patch",),
         patch={"type": "string", "description": "As git diff prints it, with a/ and b/ before the paths."},
     ),
-    _tool(
+    tool(
         "search",
         "List the lines that match a regular expression, as path:line:text.",
         ("pattern",),
         pattern={"type": "string", "minLength": 1, "description": "Extended regular expression."},
-        path={**_PATH, "description": "File or directory; the current directory without it."},
+        path={**PATH, "description": "File or directory; the current directory without it."},
     ),
-    _tool("submit", "Say that the issue is resolved. The repository is then graded, and the episode is over."),
+    tool("submit", "Say that the issue is resolved. The repository is then graded, and the episode is over."),
 )
 
 SPEC = EnvironmentSpec(

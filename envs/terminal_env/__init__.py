@@ -5,8 +5,9 @@ Names are loaded on first use, so that importing the package costs nothing and p
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from errata_environment.published.lazy_names import lazy_names
 
 from .agent_text import AGENT_TEXT_VERSION, agent_text  # now: the function must shadow the module of its name
 
@@ -25,18 +26,13 @@ __all__ = [
     "agent_text",
 ]
 
-_HOME = {
-    "SPEC": "spec",
-    "TerminalAction": "models",
-    "TerminalEnv": "client",
-    "TerminalObservation": "models",
-    "TerminalState": "models",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "SPEC": "spec",
+        "TerminalAction": "models",
+        "TerminalEnv": "client",
+        "TerminalObservation": "models",
+        "TerminalState": "models",
+    },
+)

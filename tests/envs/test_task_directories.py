@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from errata_environment.grading.staging import staged
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.grading.staging import staged
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import (
     LOCAL,

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from errata_environment import tool_calls
 from errata_protocol.environment import MAX_STATE_BYTES, Snapshot, SnapshotRef
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, NoReset, SandboxFailed, SandboxUnavailable
 from errata_protocol.payload import encode_payload, semantic_digest
 from errata_server.sandbox.base import Backend, Limits
 from terminal_env import TerminalAction, TerminalObservation, agent_text
 from terminal_env.server import environment as module
-from terminal_env.server import layers, task_api, verifier
+from terminal_env.server import layers, verifier
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import TASKS_VARIABLE
 
@@ -123,7 +124,7 @@ async def test_a_refused_path_is_marked_in_the_words_of_the_shell(environment: T
 
 async def test_a_long_file_is_cut_with_a_warning(environment: TerminalEnvironment) -> None:
     await environment.reset_async()
-    text = "x" * module.READ_BYTES
+    text = "x" * tool_calls.READ_BYTES
     await environment.step_async(TerminalAction(tool="write_file", path="fits", content=text))
     await environment.step_async(TerminalAction(tool="write_file", path="long", content=text + "y"))
     fits = await environment.step_async(TerminalAction(tool="read_file", path="fits"))
@@ -448,7 +449,6 @@ async def test_files_of_tasks_are_read_off_the_event_loop(
     loop_thread = threading.get_ident()
     for part, name in (
         (module, "offered_tasks"),
-        (task_api, "offered_tasks"),
         (layers, "_archive_of_tree"),
         (verifier, "staged"),
     ):

@@ -15,9 +15,9 @@ from openenv.cli._validation import validate_running_environment
 from openenv.core.env_server.http_server import create_app as stock_create_app
 
 import terminal_env
+from errata_environment import session_backend as own
 from errata_protocol.errors import InvalidRequest
 from errata_server.app import create_app
-from errata_server.environments import session_backend as own
 from errata_server.settings import Settings
 from terminal_env import SPEC, TerminalAction, TerminalEnv, TerminalObservation, TerminalState, agent_text
 from terminal_env.server.environment import TerminalEnvironment

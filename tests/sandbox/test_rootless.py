@@ -124,7 +124,7 @@ asyncio.run(main())
 NOEXEC = """
 import asyncio, sys
 from pathlib import Path
-from errata_server.grading.staging import staged
+from errata_environment.grading.staging import staged
 from errata_server.sandbox.namespace.backend import NamespaceBackend
 
 async def main(home, noexec):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from errata_environment.grading.forks import forked
 from errata_protocol.errors import ErrataError, InvalidRequest, SandboxUnavailable
-from errata_server.grading.forks import forked
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 
 from ..dataset import Dataset

@@ -9,21 +9,21 @@ import math
 import os
 import posixpath
 import shlex
-import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openenv.core.env_server.types import EnvironmentMetadata
-
+from errata_environment import tool_calls
+from errata_environment.sandboxed import SandboxedEnvironment, check_reset
+from errata_environment.session_backend import session_backend
+from errata_environment.tasks.task_api import TaskApi
+from errata_environment.tool_calls import Answer, Fault
 from errata_protocol import detect
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
-from errata_server.environments.detecting import detected
-from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
-from errata_server.environments.session_backend import session_backend
 from errata_server.environments.worker_calls import call_in_worker
 from errata_server.sandbox.base import Backend, CommandResult, Limits, PathRefused
 from errata_server.workers import Budget
@@ -31,7 +31,7 @@ from errata_server.workers import Budget
 from ..dataset import TEST_SPLIT, Instance
 from ..models import TOOL_NAMES, SweAction, SweObservation, SweState
 from . import hardening, patches
-from .episode import Episode, read_snapshot
+from .episode import Episode
 from .grading import Graded, grade
 from .offered import BUNDLED, EVALUATION_WARNING, offered
 from .patches import PATCH_CHARACTERS
@@ -40,7 +40,6 @@ from .rubric import DiscountedSweRubric, rubric
 from .settings import SweSettings, read_settings
 from .slots import grading_slot
 from .starts import starts_on
-from .task_api import TaskApi
 from .texts import ToolRefused, replaced, shown
 
 log = logging.getLogger("errata.swe")
@@ -63,7 +62,6 @@ LOG_KEPT = 64 * 1024
 FILE_TOOL_TIMEOUT_S = 120.0
 """Time limit of what ``search`` and ``apply_patch`` run."""
 
-_README = Path(__file__).resolve().parent.parent / "README.md"
 _SEARCH = (
     "cd {cwd} || exit 3; grep -rlZIE --exclude-dir={{.git,.pytest_cache,__pycache__}} -e {pattern} -- {path} "
     '| LC_ALL=C sort -z | xargs -0 -r grep -nHIE -e {pattern} --; set -- "${{PIPESTATUS[@]}}"; exit "$1"'
@@ -71,12 +69,19 @@ _SEARCH = (
 """Two greps, so that files come in one order whatever the directory's is; the first one's status says how it went."""
 
 
-class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObservation, SweState, Episode]):
+class SweBenchLiteEnvironment(TaskApi[Instance], SandboxedEnvironment[SweAction, SweObservation, SweState, Episode]):
     """One session; see the package's README for its tools, budgets and rewards.
 
     Commands that fail are marked observations. A sandbox that fails raises `SandboxFailed` or `SandboxUnavailable`:
     never an observation, never a reward.
     """
+
+    NAME = "swe_bench_lite"
+    DESCRIPTION = "Repositories with a real bug, graded by the rules of SWE-bench; failing turns carry markers."
+    AUTHOR = "The Errata authors"
+    README = Path(__file__).resolve().parent.parent / "README.md"
+    TOOLS = TOOL_NAMES
+    TASKS = "instances"
 
     def __init__(self) -> None:
         settings = read_settings()
@@ -130,10 +135,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         except BaseException:
             await sandbox.destroy()
             raise
-        await self._release()
-        self._rubric.reset()
-        self._backend, self._sandbox, self._instance, self.graded = backend, sandbox, instance, None
-        episode = self._episode = Episode(
+        episode = Episode(
             episode_id=str(uuid.uuid4()) if episode_id is None else episode_id,
             instance_id=instance.instance_id,
             split=its_split,
@@ -146,83 +148,52 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
             profile=settings.profile,
             blocked=blocked,
         )
-        observation = SweObservation(
-            tool="reset",
-            reward=0.0,
-            problem_statement=instance.problem_statement,
-            blocked_programs=sorted({posixpath.basename(place) for place in blocked}),
-            repo=instance.repo,
-            metadata={"warning": EVALUATION_WARNING} if its_split == TEST_SPLIT else {},
-            **_standing(episode),
+        await self._begin(backend, sandbox, episode)
+        self._rubric.reset()
+        self._instance, self.graded = instance, None
+        return self._sent(
+            SweObservation(
+                tool="reset",
+                reward=0.0,
+                problem_statement=instance.problem_statement,
+                blocked_programs=sorted({posixpath.basename(place) for place in blocked}),
+                repo=instance.repo,
+                metadata={"warning": EVALUATION_WARNING} if its_split == TEST_SPLIT else {},
+                **_standing(episode),
+            )
         )
-        transformed: SweObservation = self._apply_transform(observation)
-        return transformed
 
     # step
 
-    async def step_async(self, action: SweAction, timeout_s: float | None = None, **kwargs: Any) -> SweObservation:
-        """Call one tool.
-
-        Args:
-            action: The tool to call, with its arguments.
-            timeout_s: Upper bound for a command's time limit, in seconds.
-            **kwargs: Further arguments, which are not used.
-
-        Raises:
-            NoReset: There was no reset.
-            InvalidRequest: The episode is over.
-            SandboxFailed: The sandbox broke; the step did not happen.
-            EnvironmentFailed: The instance cannot be graded here.
-        """
-        del kwargs
+    def _observation(self, action: SweAction, values: dict[str, Any], seconds: float) -> SweObservation:
         episode, _ = self._live()
-        if episode.done:
-            raise InvalidRequest("the episode is over: reset to start another")
-        started = time.monotonic()
-        values, detection = await self._call(action, timeout_s)
-        seconds = time.monotonic() - started
         sent = sum(len((values.get(name) or "").encode()) for name in ("stdout", "stderr", "content"))
         episode.charge(0.0 if action.tool == "submit" else seconds, sent)
         observation = SweObservation(
-            **{
-                "tool": action.tool,
-                "duration_s": round(seconds, 4),
-                **_standing(episode),
-                **values,
-            }
+            **{"tool": action.tool, "duration_s": round(seconds, 4), **_standing(episode), **values}
         )
         observation.reward = self._rubric(action, observation)
-        transformed: SweObservation = self._apply_transform(observation.with_detection(detection))
-        return transformed
+        return observation
 
-    async def _call(self, action: SweAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
-        if action.tool not in TOOL_NAMES:
-            message = f"no tool {action.tool[:80]!r}: there are {', '.join(TOOL_NAMES)}"
-            return {"stderr": message}, detect.tool_not_found(action.tool, TOOL_NAMES)
-        wrong = _wrong_argument(action)
-        if wrong is not None:
-            field, message = wrong
-            site = ErrorSite(action_field=field, source="action", message=message)
-            return {"stderr": message}, Detection.of(ErrorKind.INVALID_ARGUMENTS, site)
-        try:
-            if action.tool == "run":
-                return await self._run(action, bound_s)
-            if action.tool == "read_file":
-                return await self._read(action)
-            if action.tool == "write_file":
-                await self._live()[1].write_file(action.path, (action.content or "").encode("utf-8", "surrogatepass"))
-                return {}, NOTHING_WRONG
-            if action.tool == "edit":
-                return await self._edit(action)
-            if action.tool == "apply_patch":
-                return await self._apply_patch(action)
-            if action.tool == "search":
-                return await self._search(action)
-            return await self._submit()
-        except PathRefused as refusal:
-            return {"stderr": str(refusal)}, detect.path_refused(action.path, refusal.reason, refusal.message)
+    def _fault(self, action: SweAction) -> Fault | None:
+        return _fault_of(action)
 
-    async def _run(self, action: SweAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
+    async def _use(self, action: SweAction, bound_s: float | None) -> Answer:
+        if action.tool == "run":
+            return await self._run(action, bound_s)
+        if action.tool == "read_file":
+            return await self._read(action)
+        if action.tool == "write_file":
+            return await tool_calls.write_file(self._live()[1], action.path, action.content or "")
+        if action.tool == "edit":
+            return await self._edit(action)
+        if action.tool == "apply_patch":
+            return await self._apply_patch(action)
+        if action.tool == "search":
+            return await self._search(action)
+        return await self._submit()
+
+    async def _run(self, action: SweAction, bound_s: float | None) -> Answer:
         episode, sandbox = self._live()
         settings = read_settings()
         wanted = settings.command_timeout_s if action.timeout_s is None else action.timeout_s
@@ -231,38 +202,16 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
             limits.append(bound_s)
         if episode.seconds_left is not None:
             limits.append(max(1.0, math.ceil(episode.seconds_left)))
-        limit_s = min(limits)
         stubs = hardening.stubs(episode.blocked, default_directory())
-        result = await sandbox.run(action.command, timeout_s=limit_s, mounts=stubs or None)
-        before, episode.cwd = episode.cwd, sandbox.cwd
-        detection = await detected(
-            action.command,
-            result.exit_code,
-            result.stdout,
-            result.stderr,
-            timed_out=result.timed_out,
-            limit_hit=result.limit_hit,
-            cwd=before or None,
-            workdir=sandbox.workdir,
+        values, detection = await tool_calls.run(
+            sandbox, action.command, before=episode.cwd, limit_s=min(limits), mounts=stubs or None
         )
-        if detection.error_kind is None and result.truncated:
-            detection = detect.output_truncated()
+        episode.cwd = sandbox.cwd
         if episode.blocked:
-            detection = hardening.violation(action.command, result.stdout, result.stderr) or detection
-        values = {
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-            "exit_code": result.exit_code,
-            "timed_out": result.timed_out,
-            "time_limit_s": limit_s,
-            "truncated": result.truncated,
-            "limit_hit": result.limit_hit,
-            "killed_background": list(result.killed_background),
-            "shell_saved": result.shell_saved,
-        }
+            detection = hardening.violation(action.command, values["stdout"], values["stderr"]) or detection
         return values, detection
 
-    async def _read(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
+    async def _read(self, action: SweAction) -> Answer:
         try:
             content = await self._whole(action.path)
             arguments = (content, action.first_line, action.last_line, READ_BYTES)
@@ -274,7 +223,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
             return self._refused(action, refusal, ErrorKind.INVALID_ARGUMENTS)
         return {"content": text, "truncated": truncated}, detect.output_truncated() if truncated else NOTHING_WRONG
 
-    async def _edit(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
+    async def _edit(self, action: SweAction) -> Answer:
         _, sandbox = self._live()
         try:
             content = await self._whole(action.path)
@@ -297,7 +246,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
             raise ToolRefused(f"{path} is larger than {size} MiB: read parts of it with run, e.g. sed -n 1,50p", "path")
         return content
 
-    async def _apply_patch(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
+    async def _apply_patch(self, action: SweAction) -> Answer:
         patch = action.patch or ""
         text = patch if patch.endswith("\n") else patch + "\n"
         result = await self._quietly(
@@ -310,7 +259,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         message, detection = await call_in_worker("the patch", patches.refusal, patch, result.stderr)
         return {"stderr": message}, detection
 
-    async def _search(self, action: SweAction) -> tuple[dict[str, Any], Detection]:
+    async def _search(self, action: SweAction) -> Answer:
         episode, _ = self._live()
         if len(action.path[:PATH_BYTES].encode("utf-8", "surrogatepass")) >= PATH_BYTES:
             raise PathRefused(action.path[:200] + "...", "ENAMETOOLONG", os.strerror(errno.ENAMETOOLONG))
@@ -336,9 +285,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         )
         return values, Detection.of(ErrorKind.INVALID_ARGUMENTS, site)
 
-    async def _quietly(
-        self, command: str, *, what: str, stdin: bytes | None = None
-    ) -> CommandResult | tuple[dict[str, Any], Detection]:
+    async def _quietly(self, command: str, *, what: str, stdin: bytes | None = None) -> CommandResult | Answer:
         """Run a tool's own command beside the shell; one that was stopped is an observation as of ``run``."""
         _, sandbox = self._live()
         result = await sandbox.run(command, stdin=stdin, clean=True, timeout_s=FILE_TOOL_TIMEOUT_S)
@@ -352,7 +299,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         kind = ErrorKind.TIMEOUT if result.timed_out else ErrorKind.RESOURCE_LIMIT
         return values, Detection.of(kind, ErrorSite(source="message", message=values["stderr"]))
 
-    def _refused(self, action: SweAction, refusal: ToolRefused, kind: ErrorKind) -> tuple[dict[str, Any], Detection]:
+    def _refused(self, action: SweAction, refusal: ToolRefused, kind: ErrorKind) -> Answer:
         episode, _ = self._live()
         value = getattr(action, refusal.field)
         absolute = posixpath.normpath(posixpath.join(episode.cwd or WORKDIR, action.path))
@@ -366,7 +313,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         )
         return {"stderr": refusal.message}, Detection.of(kind, site)
 
-    async def _submit(self) -> tuple[dict[str, Any], Detection]:
+    async def _submit(self) -> Answer:
         episode, sandbox = self._live()
         settings = read_settings()
         assert self._backend is not None and self._instance is not None
@@ -427,7 +374,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
             EnvironmentFailed: The snapshot cannot be read, or names an instance that this server does not offer.
             SandboxFailed: A layer that it names does not exist any more.
         """
-        episode, saved = read_snapshot(snapshot)
+        episode, saved = Episode.read(snapshot, "a session of swe_bench_lite")
         offers = await asyncio.to_thread(offered, read_settings())
         try:
             _, instance = await asyncio.to_thread(offers.find, episode.instance_id, episode.split)
@@ -435,8 +382,8 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
             raise EnvironmentFailed(f"cannot restore a session on {episode.instance_id}: {error.message}") from error
         backend, _ = session_backend()
         sandbox = await backend.restore(saved, limits=SESSION_LIMITS)
-        await self._release()
-        self._backend, self._sandbox, self._instance, self._episode = backend, sandbox, instance, episode
+        await self._begin(backend, sandbox, episode)
+        self._instance = instance
         self._continues(episode.step_count)
 
     async def forked(self, episode_id: str) -> None:
@@ -444,7 +391,7 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         episode, _ = self._live()
         if episode.max_turns is not None:
             episode.max_turns -= episode.step_count  # the budget that is left is the parent's
-        episode.episode_id, episode.step_count = episode_id, 0
+        await super().forked(episode_id)
         self._continues(0)
 
     def _continues(self, steps: int) -> None:
@@ -452,15 +399,23 @@ class SweBenchLiteEnvironment(TaskApi, SandboxedEnvironment[SweAction, SweObserv
         if isinstance(self._rubric, DiscountedSweRubric):
             self._rubric.continues(steps)
 
-    def get_metadata(self) -> EnvironmentMetadata:
-        """Describe the environment."""
-        return EnvironmentMetadata(
-            name="swe_bench_lite",
-            description="Repositories with a real bug, graded by the rules of SWE-bench; failing turns carry markers.",
-            version="1.0.0",
-            author="The Errata authors",
-            readme_content=_README.read_text("utf-8"),
-        )
+    # tasks
+
+    def split_types(self) -> dict[str, str]:
+        """Return the splits; ``test`` is among them only where the operator named it."""
+        return {name: TEST_SPLIT if name == TEST_SPLIT else "train" for name in offered(read_settings()).splits}
+
+    def tasks_of(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split.
+
+        Raises:
+            UnknownSplit: There is no such split.
+        """
+        return offered(read_settings()).split(split)[1]
+
+    def public_task(self, task: Instance, index: int) -> dict[str, Any]:
+        """Return the id and the issue of an instance, nothing of its tests or its solution."""
+        return {"instance_id": task.instance_id, "prompt": task.problem_statement}
 
 
 TAMPERING_HINT = "policy.tampering"
@@ -484,22 +439,14 @@ def _standing(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _wrong_argument(action: SweAction) -> tuple[str, str] | None:
+def _fault_of(action: SweAction) -> Fault | None:
     """Return the field at fault and what is wrong with it, or None."""
-    tool, limit = action.tool, action.timeout_s
-    if tool == "run":
-        if not action.command.strip():
-            return "command", "run needs a command"
-        if "\0" in action.command:
-            return "command", "command: a NUL character cannot be part of a command"
-        if limit is not None and (math.isnan(limit) or limit <= 0):
-            return "timeout_s", f"timeout_s must be above 0, not {limit:g}"
-    elif tool in ("write_file", "read_file", "edit") and not action.path:
-        return "path", f"{tool} needs a path"
-    elif "\0" in action.path:
+    tool = action.tool
+    if tool != "run" and "\0" in action.path:
         return "path", "path: a NUL character cannot be part of a path"
-    if tool == "write_file" and action.content is None:
-        return "content", "write_file needs content; empty content empties the file"
+    wrong = tool_calls.fault_of(action, ("write_file", "read_file", "edit"))
+    if wrong is not None:
+        return wrong
     if tool == "read_file":
         first, last = action.first_line, action.last_line
         for name, line in (("first_line", first), ("last_line", last)):

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
-from errata_protocol.environment import Snapshot, SnapshotRef
-from errata_protocol.errors import EnvironmentFailed
-from errata_server.sandbox.base import SandboxSnapshot
-
-_VERSION = 1
+from errata_environment.episodes import SavedEpisode
 
 
 @dataclass(slots=True)
-class Episode:
+class Episode(SavedEpisode):
     """One episode of a session.
 
     Args:
@@ -55,6 +49,9 @@ class Episode:
     profile: str = "default"
     blocked: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        self.blocked = tuple(self.blocked)  # JSON makes a list of it
+
     @property
     def turns_left(self) -> int | None:
         """Calls that the budget still allows; None without a budget."""
@@ -82,30 +79,3 @@ class Episode:
             if left is not None and left <= 0:
                 self.done, self.budget_spent = True, name
                 return
-
-    def saved(self, sandbox: SandboxSnapshot) -> Snapshot:
-        """Return the snapshot of this episode with its files at ``sandbox``."""
-        record = {
-            "v": _VERSION,
-            **asdict(self),
-            "ref": [sandbox.ref.kind, sandbox.ref.id, sandbox.ref.digest],
-            "shell": base64.b64encode(sandbox.shell).decode("ascii"),
-        }
-        return Snapshot(json.dumps(record, separators=(",", ":")).encode(), (sandbox.ref,))
-
-
-def read_snapshot(snapshot: Snapshot) -> tuple[Episode, SandboxSnapshot]:
-    """Return what `Episode.saved` put together.
-
-    Raises:
-        EnvironmentFailed: The state was not made by this environment.
-    """
-    try:
-        record = json.loads(snapshot.state)
-        if record["v"] != _VERSION:
-            raise ValueError(f"version {record['v']}, this server reads version {_VERSION}")
-        episode = Episode(**{item.name: record[item.name] for item in fields(Episode) if item.name in record})
-        episode.blocked = tuple(episode.blocked)
-        return episode, SandboxSnapshot(SnapshotRef(*record["ref"]), base64.b64decode(record["shell"], validate=True))
-    except (ValueError, KeyError, TypeError) as error:
-        raise EnvironmentFailed(f"cannot restore a session of swe_bench_lite: unreadable snapshot: {error}") from error

@@ -29,10 +29,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 from weakref import WeakKeyDictionary
 
+from errata_environment.grading.control import ControlRuns
+from errata_environment.grading.forks import forked, forks_gone
+from errata_environment.grading.results import NoVerdict
 from errata_server.environments.worker_calls import call_in_worker
-from errata_server.grading.control import ControlRuns
-from errata_server.grading.forks import forked, forks_gone
-from errata_server.grading.results import NoVerdict
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 from errata_server.workers import Budget, BudgetExceeded
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import random
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from errata_environment.tasks import task_api
 from errata_protocol.errors import InvalidRequest, NotSupported
 from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
@@ -40,8 +40,8 @@ EVALUATION_WARNING = (
 _TASKS = Path(__file__).resolve().parent.parent / "tasks"
 
 
-class SplitNotOffered(InvalidRequest, IndexError):
-    """No split of that name. An IndexError too, because OpenEnv's routes answer those with 400."""
+class SplitNotOffered(task_api.UnknownSplit):
+    """No split of that name, or none of the operator's can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +148,7 @@ class Offered:
                 raise InvalidRequest("reset: name an instance by instance_id or by index, not by both")
             return self.find(instance_id, split)
         name, dataset = self.split(split)
-        if index is None:
-            return name, random.Random(seed).choice(dataset)
-        if not 0 <= index < len(dataset):
-            raise InvalidRequest(f"split {name} has instances 0..{len(dataset) - 1}, not {index}")
-        return name, dataset[index]
+        return name, task_api.pick(name, dataset, index, seed, word="instances")
 
     def recipe(self, split: str, instance: Instance) -> Recipe:
         """Return the recipe of an instance.

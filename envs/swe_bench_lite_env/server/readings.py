@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from errata_server.grading.results import NoVerdict, nonced
+from errata_environment.grading.results import NoVerdict, nonced
 from errata_server.sandbox.base import CommandResult
 
 from ..dataset import Instance

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from weakref import WeakKeyDictionary
 
+from errata_environment.shared_builds import SharedBuilds
 from errata_server.sandbox.base import Backend, Limits, Sandbox
 from errata_server.settings import Settings
 
@@ -29,7 +29,7 @@ class Starts:
     def __init__(self, backend: Backend, store: Store) -> None:
         self._backend = backend
         self._catalogue = Catalogue(store, backend)
-        self._building: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[object]] = {}
+        self._building: SharedBuilds[str, object] = SharedBuilds(keep=False)
 
     async def open(
         self, instance: Instance, recipe: Recipe, limits: Limits, *, bundled: bool
@@ -76,14 +76,8 @@ class Starts:
             return
         except NotPrepared:
             pass
-        # A task of its own, because the first session may be cancelled while others wait; each loop has its own.
-        owner = (instance.instance_id, asyncio.get_running_loop())
-        if owner not in self._building:
-            builder = Builder(self._catalogue.store, self._backend, bases=Settings().base, progress=log.info)
-            making = asyncio.ensure_future(builder.build(instance, recipe))
-            making.add_done_callback(lambda _: self._building.pop(owner, None))
-            self._building[owner] = making
-        await asyncio.shield(self._building[owner])
+        builder = Builder(self._catalogue.store, self._backend, bases=Settings().base, progress=log.info)
+        await self._building.get(instance.instance_id, lambda: builder.build(instance, recipe))
 
 
 _starts: WeakKeyDictionary[Backend, Starts] = WeakKeyDictionary()

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from errata_environment.grading.forks import forked
+from errata_environment.grading.results import NoVerdict
+from errata_environment.grading.staging import staged
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.environments.worker_calls import call_in_worker
-from errata_server.grading.forks import forked
-from errata_server.grading.results import NoVerdict
-from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
 from errata_server.workers import Budget, BudgetExceeded
 

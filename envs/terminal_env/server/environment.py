@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import random
-import time
 import uuid
 from pathlib import Path
 from typing import Any
 
-from openenv.core.env_server.types import EnvironmentMetadata
-
-from errata_protocol import detect
+from errata_environment import tool_calls
+from errata_environment.episodes import TaskEpisode
+from errata_environment.sandboxed import SandboxedEnvironment, check_reset
+from errata_environment.session_backend import session_backend
+from errata_environment.tasks.task_api import TaskApi, pick
+from errata_environment.tool_calls import Answer
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed, InvalidRequest, SandboxFailed
-from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorSite
-from errata_server.environments.detecting import detected
-from errata_server.environments.sandboxed import SandboxedEnvironment, check_reset
-from errata_server.environments.session_backend import session_backend
-from errata_server.sandbox.base import Backend, PathRefused, Sandbox, SandboxSnapshot
+from errata_protocol.markers import NOTHING_WRONG
+from errata_server.sandbox.base import Backend, Sandbox, SandboxSnapshot
 
 from ..models import TOOL_NAMES, TerminalAction, TerminalObservation, TerminalState
 from .check.results import demand_checked, harmless
-from .episode import Episode, read_snapshot
 from .layers import task_layers
-from .task_api import TaskApi
 from .tasks import BUNDLED, Task, offered_tasks
 from .verifier import Verdict, verify
 
 DEFAULT_TIMEOUT_S = 30.0
 MAX_TIMEOUT_S = 600.0
 """Longest time limit of one command, seconds; shorter than the server's step deadline of 900 s."""
-READ_BYTES = 64 * 1024
-"""How much of a file one ``read_file`` returns."""
-_README = Path(__file__).resolve().parent.parent / "README.md"
 
 
-class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, TerminalObservation, TerminalState, Episode]):
+class TerminalEnvironment(
+    TaskApi[Task], SandboxedEnvironment[TerminalAction, TerminalObservation, TerminalState, TaskEpisode]
+):
     """One terminal session; see the package's README for its tools, tasks and rewards.
 
     Commands that fail are marked observations. A sandbox that fails raises `SandboxFailed` or `SandboxUnavailable`:
     never an observation, never a reward.
     """
+
+    NAME = "terminal"
+    DESCRIPTION = "A sandboxed Linux terminal with graded tasks; failing turns carry error-site markers."
+    AUTHOR = "The Errata authors"
+    README = Path(__file__).resolve().parent.parent / "README.md"
+    TOOLS = TOOL_NAMES
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,121 +83,45 @@ class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, Terminal
         if task is not None:
             await demand_checked(backend, task)
         sandbox = await _open(backend, task)
-        await self._release()
-        self._backend, self._sandbox, self._task, self.verdict = backend, sandbox, task, None
-        self._episode = Episode(
+        episode = TaskEpisode(
             episode_id=str(uuid.uuid4()) if episode_id is None else episode_id,
             task_id=task.id if task else "",
             seed=seed,
             cwd=sandbox.cwd,
         )
-        observation = TerminalObservation(
-            tool="reset",
-            reward=0.0,
-            instruction=task.instruction if task else "",
-            task_id=self._episode.task_id,
-            cwd=self._episode.cwd,
+        await self._begin(backend, sandbox, episode)
+        self._task, self.verdict = task, None
+        return self._sent(
+            TerminalObservation(
+                tool="reset",
+                reward=0.0,
+                instruction=task.instruction if task else "",
+                task_id=episode.task_id,
+                cwd=episode.cwd,
+            )
         )
-        transformed: TerminalObservation = self._apply_transform(observation)
-        return transformed
 
     # step
 
-    async def step_async(
-        self, action: TerminalAction, timeout_s: float | None = None, **kwargs: Any
-    ) -> TerminalObservation:
-        """Call one tool.
-
-        Args:
-            action: The tool to call, with its arguments.
-            timeout_s: Upper bound for a command's time limit, in seconds.
-            **kwargs: Further arguments, which are not used.
-
-        Raises:
-            NoReset: There was no reset.
-            InvalidRequest: The episode is over.
-            SandboxFailed: The sandbox broke; the step did not happen.
-            EnvironmentFailed: The task's verifier is broken.
-        """
-        del kwargs
+    def _observation(self, action: TerminalAction, values: dict[str, Any], seconds: float) -> TerminalObservation:
         episode, _ = self._live()
-        if episode.done:
-            raise InvalidRequest("the episode is over: reset to start another")
-        started = time.monotonic()
-        values, detection = await self._call(action, timeout_s)
         episode.step_count += 1
-        observation = TerminalObservation(
-            **{
-                "tool": action.tool,
-                "task_id": episode.task_id,
-                "reward": 0.0,
-                "cwd": episode.cwd,
-                "duration_s": round(time.monotonic() - started, 4),
-                **values,
-            }
-        )
-        transformed: TerminalObservation = self._apply_transform(observation.with_detection(detection))
-        return transformed
+        standing = {"task_id": episode.task_id, "reward": 0.0, "cwd": episode.cwd, "duration_s": round(seconds, 4)}
+        return TerminalObservation(**{"tool": action.tool, **standing, **values})
 
-    async def _call(self, action: TerminalAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
-        if action.tool not in TOOL_NAMES:
-            message = f"no tool {action.tool[:80]!r}: there are {', '.join(TOOL_NAMES)}"
-            return {"stderr": message}, detect.tool_not_found(action.tool, TOOL_NAMES)
-        wrong = _wrong_argument(action)
-        if wrong is not None:
-            field, message = wrong
-            site = ErrorSite(action_field=field, source="action", message=message)
-            return {"stderr": message}, Detection.of(ErrorKind.INVALID_ARGUMENTS, site)
-        if action.tool == "run":
-            return await self._run(action, bound_s)
+    async def _use(self, action: TerminalAction, bound_s: float | None) -> Answer:
+        episode, sandbox = self._live()
         if action.tool == "submit":
             return await self._submit(), NOTHING_WRONG
-        try:
-            return await self._file(action)
-        except PathRefused as refusal:
-            return {"stderr": str(refusal)}, detect.path_refused(action.path, refusal.reason, refusal.message)
-
-    async def _run(self, action: TerminalAction, bound_s: float | None) -> tuple[dict[str, Any], Detection]:
-        episode, sandbox = self._live()
+        if action.tool == "write_file":
+            return await tool_calls.write_file(sandbox, action.path, action.content or "")
+        if action.tool == "read_file":
+            return await tool_calls.read_file(sandbox, action.path)
         limits = [MAX_TIMEOUT_S, DEFAULT_TIMEOUT_S if action.timeout_s is None else action.timeout_s]
         limit_s = min(limits if bound_s is None or bound_s <= 0 else [*limits, bound_s])
-        result = await sandbox.run(action.command, timeout_s=limit_s)
-        before, episode.cwd = episode.cwd, sandbox.cwd
-        detection = await detected(
-            action.command,
-            result.exit_code,
-            result.stdout,
-            result.stderr,
-            timed_out=result.timed_out,
-            limit_hit=result.limit_hit,
-            cwd=before or None,
-            workdir=sandbox.workdir,
-        )
-        if detection.error_kind is None and result.truncated:
-            detection = detect.output_truncated()
-        values = {
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-            "exit_code": result.exit_code,
-            "timed_out": result.timed_out,
-            "time_limit_s": limit_s,
-            "truncated": result.truncated,
-            "limit_hit": result.limit_hit,
-            "killed_background": list(result.killed_background),
-            "shell_saved": result.shell_saved,
-            "cwd": episode.cwd,
-        }
-        return values, detection
-
-    async def _file(self, action: TerminalAction) -> tuple[dict[str, Any], Detection]:
-        _, sandbox = self._live()
-        if action.tool == "write_file":
-            await sandbox.write_file(action.path, (action.content or "").encode())
-            return {}, NOTHING_WRONG
-        content = await sandbox.read_file(action.path, max_bytes=READ_BYTES + 1)
-        truncated = len(content) > READ_BYTES
-        text = content[:READ_BYTES].decode("utf-8", "backslashreplace")
-        return {"content": text, "truncated": truncated}, detect.output_truncated() if truncated else NOTHING_WRONG
+        answer = await tool_calls.run(sandbox, action.command, before=episode.cwd, limit_s=limit_s)
+        episode.cwd = sandbox.cwd
+        return answer
 
     async def _submit(self) -> dict[str, Any]:
         episode, sandbox = self._live()
@@ -236,29 +160,32 @@ class TerminalEnvironment(TaskApi, SandboxedEnvironment[TerminalAction, Terminal
             EnvironmentFailed: The snapshot cannot be read, or names a task that this server does not have.
             SandboxFailed: A layer that it names does not exist any more.
         """
-        episode, saved = read_snapshot(snapshot)
+        episode, saved = TaskEpisode.read(snapshot, "a terminal session")
         task = (await asyncio.to_thread(offered_tasks)).find(episode.task_id) if episode.task_id else None
         if episode.task_id and task is None:
             raise EnvironmentFailed(f"cannot restore a session on task {episode.task_id}: this server has no such task")
         backend, _ = session_backend()
         sandbox = await backend.restore(saved)
-        await self._release()
-        self._backend, self._sandbox, self._task, self._episode = backend, sandbox, task, episode
+        await self._begin(backend, sandbox, episode)
+        self._task = task
 
-    async def forked(self, episode_id: str) -> None:
-        """Become a child episode that was forked here: its own name, and no steps yet (PROTOCOL D11)."""
-        episode, _ = self._live()
-        episode.episode_id, episode.step_count = episode_id, 0
+    # tasks
 
-    def get_metadata(self) -> EnvironmentMetadata:
-        """Describe the environment."""
-        return EnvironmentMetadata(
-            name="terminal",
-            description="A sandboxed Linux terminal with graded tasks; failing turns carry error-site markers.",
-            version="1.0.0",
-            author="The Errata authors",
-            readme_content=_README.read_text("utf-8"),
-        )
+    def split_types(self) -> dict[str, str]:
+        """Return the splits: ``bundled``, and ``local`` where the operator added tasks."""
+        return dict.fromkeys(offered_tasks().splits, "train")
+
+    def tasks_of(self, split: str) -> tuple[Task, ...]:
+        """Return the tasks of a split.
+
+        Raises:
+            UnknownSplit: There is no such split.
+        """
+        return offered_tasks().split(split)
+
+    def public_task(self, task: Task, index: int) -> dict[str, Any]:
+        """Return a task without its tests, its set-up and its solution."""
+        return task.public(index)
 
 
 def _choose(task_id: str | None, split: str | None, index: int | None, seed: int | None) -> Task | None:
@@ -276,14 +203,7 @@ def _choose(task_id: str | None, split: str | None, index: int | None, seed: int
     if split is None and index is None:
         return None
     name = BUNDLED if split is None else split
-    if name not in tasks.splits:
-        raise InvalidRequest(f"no split {name!r}: there are {', '.join(tasks.splits)}", known=list(tasks.splits))
-    entries = tasks.splits[name]
-    if index is None:
-        return random.Random(seed).choice(entries)
-    if not 0 <= index < len(entries):
-        raise InvalidRequest(f"split {name} has tasks 0..{len(entries) - 1}, not {index}")
-    return entries[index]
+    return pick(name, tasks.split(name), index, seed)
 
 
 async def _start(backend: Backend, task: Task | None) -> SandboxSnapshot:
@@ -298,20 +218,3 @@ async def _open(backend: Backend, task: Task | None) -> Sandbox:
         # Layers that no journal row names are collected, this one perhaps among them. A second failure is real.
         task_layers(backend).forget(task)
         return await backend.restore(await _start(backend, task))
-
-
-def _wrong_argument(action: TerminalAction) -> tuple[str, str] | None:
-    """Return the field at fault and what is wrong with it, or None."""
-    limit = action.timeout_s
-    if action.tool == "run":
-        if not action.command.strip():
-            return "command", "run needs a command"
-        if "\0" in action.command:
-            return "command", "command: a NUL character cannot be part of a command"
-        if limit is not None and (math.isnan(limit) or limit <= 0):
-            return "timeout_s", f"timeout_s must be above 0, not {limit:g}"
-    elif action.tool in ("write_file", "read_file") and not action.path:
-        return "path", f"{action.tool} needs a path"
-    elif action.tool == "write_file" and action.content is None:
-        return "content", "write_file needs content; empty content empties the file"
-    return None

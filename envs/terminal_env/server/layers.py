@@ -8,12 +8,12 @@ import os
 import shlex
 import stat
 import tarfile
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from weakref import WeakKeyDictionary
 
+from errata_environment.grading.staging import staged
+from errata_environment.shared_builds import SharedBuilds
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.grading.staging import staged
 from errata_server.input_files import FileRefused, read_file
 from errata_server.sandbox.base import WORKSPACE, Backend, CommandResult, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.recipe import AGENT_UID
@@ -48,8 +48,7 @@ class TaskLayers:
     """The start states of one backend's tasks; the task None is the bare shell."""
 
     def __init__(self) -> None:
-        self._made: dict[str, SandboxSnapshot] = {}
-        self._making: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[SandboxSnapshot]] = {}
+        self._made: SharedBuilds[str, SandboxSnapshot] = SharedBuilds()
 
     async def start(self, backend: Backend, task: Task | None) -> SandboxSnapshot:
         """Return the start of ``task``, made on first use.
@@ -58,29 +57,15 @@ class TaskLayers:
             errata_protocol.errors.EnvironmentFailed: The task's own set-up failed.
             errata_protocol.errors.SandboxFailed: The sandbox broke.
         """
-        key = task.digest if task else ""
-        if key in self._made:
-            return self._made[key]
-        # One build for all sessions that wait for it. It is a task of its own, because the first session may be
-        # cancelled while others wait; each loop has its own, because an awaited task belongs to one.
-        owner = (key, asyncio.get_running_loop())
-        if owner not in self._making:
-            making = asyncio.ensure_future(_make(backend, task))
-            making.add_done_callback(self._keep(owner))
-            self._making[owner] = making
-        return await asyncio.shield(self._making[owner])
+        return await self._made.get(_key(task), lambda: _make(backend, task))
 
     def forget(self, task: Task | None) -> None:
         """Forget the start state of ``task``, whose layer was deleted; the next `start` makes another."""
-        self._made.pop(task.digest if task else "", None)
+        self._made.forget(_key(task))
 
-    def _keep(self, owner: tuple[str, asyncio.AbstractEventLoop]) -> Callable[[asyncio.Task[SandboxSnapshot]], None]:
-        def done(making: asyncio.Task[SandboxSnapshot]) -> None:
-            self._making.pop(owner, None)
-            if not making.cancelled() and making.exception() is None:
-                self._made[owner[0]] = making.result()
 
-        return done
+def _key(task: Task | None) -> str:
+    return task.digest if task else ""
 
 
 _layers: WeakKeyDictionary[Backend, TaskLayers] = WeakKeyDictionary()

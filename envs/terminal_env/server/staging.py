@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from errata_server.grading.staging import new_directory
+from errata_environment.grading.staging import new_directory
 
 _made: dict[tuple[str, ...], Path] = {}
 

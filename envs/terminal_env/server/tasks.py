@@ -35,6 +35,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from errata_environment.tasks.task_api import UnknownSplit
 from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
 from errata_server.input_files import open_regular
@@ -179,6 +180,16 @@ class TaskSet:
     def find(self, task_id: str) -> Task | None:
         """Return the task of that id, or None."""
         return next((task for tasks in self.splits.values() for task in tasks if task.id == task_id), None)
+
+    def split(self, name: str) -> tuple[Task, ...]:
+        """Return the tasks of a split.
+
+        Raises:
+            UnknownSplit: There is no such split.
+        """
+        if name not in self.splits:
+            raise UnknownSplit(f"no split {name!r}: there are {', '.join(self.splits)}", known=list(self.splits))
+        return self.splits[name]
 
     @property
     def ids(self) -> list[str]:

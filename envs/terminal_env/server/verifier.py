@@ -40,11 +40,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from errata_environment.grading.control import ControlRuns
+from errata_environment.grading.forks import run_in_fork
+from errata_environment.grading.results import NoVerdict, nonced
+from errata_environment.grading.staging import staged
 from errata_protocol.errors import EnvironmentFailed, SandboxUnavailable
-from errata_server.grading.control import ControlRuns
-from errata_server.grading.forks import run_in_fork
-from errata_server.grading.results import NoVerdict, nonced
-from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 from errata_server.sandbox.base_trees.recipe import VERIFIER_DIRECTORY
 from errata_server.sandbox.base_trees.tree import find_base

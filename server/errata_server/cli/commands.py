@@ -37,7 +37,7 @@ _MODE = _one_of("simulation", "production")
 _LEVEL = _one_of("debug", "info", "warning", "error")
 _LOG_FORMAT = _one_of("auto", "text", "json")
 
-_ORDER = "serve environments probe tasks doctor demo episodes replay journal base bench ablate"
+_ORDER = "serve environments init probe tasks doctor demo episodes replay journal base bench ablate"
 ORDER = tuple(_ORDER.split())
 """The order of commands in ``errata --help``, as users need them; others follow, ``version`` is last."""
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from errata_environment.grading.forks import forked
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.grading.forks import forked
 from errata_server.sandbox.base import Backend, CommandResult, Sandbox
 from swe_bench_lite_env import SweObservation, agent_text
 from swe_bench_lite_env.server.environment import SweBenchLiteEnvironment
-from swe_bench_lite_env.server.episode import read_snapshot
+from swe_bench_lite_env.server.episode import Episode
 from swe_bench_lite_env.server.hardening import PROFILES, blocked_places
 from swe_bench_lite_env.server.prepare.store import Prepared
 from swe_bench_lite_env.server.workspaces import GRADING_LIMITS
@@ -146,7 +146,7 @@ async def test_a_snapshot_that_names_no_profile_is_of_the_default() -> None:
     saved = await environment.snapshot()
     record: dict[str, Any] = json.loads(saved.state)
     del record["profile"], record["blocked"]
-    episode, _ = read_snapshot(Snapshot(json.dumps(record).encode(), saved.refs))
+    episode, _ = Episode.read(Snapshot(json.dumps(record).encode(), saved.refs), "a session")
     assert (episode.profile, episode.blocked) == ("default", ())
     await environment.aclose()
 

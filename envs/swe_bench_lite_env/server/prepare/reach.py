@@ -12,8 +12,8 @@ import zipfile
 from collections.abc import Collection
 from pathlib import Path
 
+from errata_environment.grading.staging import staged
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, Limits
 
 from .store import Prepared, demand

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from errata_environment.shared_builds import SharedBuilds
 from errata_protocol.errors import EnvironmentFailed, ErrataError, InvalidRequest, SandboxFailed, SandboxUnavailable
 from errata_protocol.names import INSTANCE, member_path
 from errata_protocol.printable import printable_lines
@@ -354,9 +355,8 @@ class Catalogue:
     def __init__(self, store: Store | None, backend: Backend) -> None:
         self.store = store or Store()
         self.backend = backend
-        self._starts: dict[str, SandboxSnapshot] = {}
+        self._starts: SharedBuilds[str, SandboxSnapshot] = SharedBuilds()
         self._used: dict[str, ExitStack] = {}
-        self._making: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[SandboxSnapshot]] = {}
 
     async def find(
         self, instance: Instance, recipe: Recipe, *, validated: bool = True, outdated: bool = False, flaky: bool = True
@@ -416,26 +416,19 @@ class Catalogue:
         try:
             return prepared, await self.backend.restore(prepared.snapshot, limits=limits)
         except SandboxFailed:
-            self._starts = {key: start for key, start in self._starts.items() if start != prepared.snapshot}
+            self._starts.forget_value(prepared.snapshot)
             prepared = await self.find(instance, recipe, validated=validated)
             return prepared, await self.backend.restore(prepared.snapshot, limits=limits)
 
     async def _start(self, instance: Instance, recipe: Recipe, build: Build) -> SandboxSnapshot:
-        made_of = f"{build.key} {build.base}"
-        if made_of in self._starts:
-            return self._starts[made_of]
         if build.base not in self._used:
             # As long as this process lives: sessions mount their base tree anew for every command.
             self._used[build.base] = ExitStack()
             self._used[build.base].enter_context(using(build.base))
-        # One start for all sessions that wait for it; a task of its own, because the first of them may be cancelled.
-        owner = (made_of, asyncio.get_running_loop())
-        if owner not in self._making:
-            making = asyncio.ensure_future(start_of(self.backend, self.store, build))
-            making.add_done_callback(self._keep(owner))
-            self._making[owner] = making
         try:
-            return await asyncio.shield(self._making[owner])
+            return await self._starts.get(
+                f"{build.key} {build.base}", lambda: start_of(self.backend, self.store, build)
+            )
         except SandboxUnavailable as error:
             why = error.message
             if recipe.source.kind == "image":
@@ -445,14 +438,6 @@ class Catalogue:
                 except (SourceMissing, SandboxUnavailable) as missing:
                     why = missing.message
             raise _not_prepared(instance, recipe, f" ({why})") from error
-
-    def _keep(self, owner: tuple[str, asyncio.AbstractEventLoop]) -> Callable[[asyncio.Task[SandboxSnapshot]], None]:
-        def done(making: asyncio.Task[SandboxSnapshot]) -> None:
-            self._making.pop(owner, None)
-            if not making.cancelled() and making.exception() is None:
-                self._starts[owner[0]] = making.result()
-
-        return done
 
 
 def default_directory() -> Path:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from errata_environment.grading.results import NoVerdict
+from errata_environment.grading.staging import staged
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.grading.results import NoVerdict
-from errata_server.grading.staging import staged
 from errata_server.sandbox.base import Backend, SandboxSnapshot
 
 from .. import verifier

@@ -6,10 +6,10 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from ..sandbox import registry
-from ..sandbox.base import Backend
-from ..settings import Settings
-from .context import current_session
+from errata_server.environments.context import current_session
+from errata_server.sandbox import registry
+from errata_server.sandbox.base import Backend
+from errata_server.settings import Settings
 
 
 def session_backend() -> tuple[Backend, int | None]:

@@ -1,0 +1,1 @@
+grep -c . notes.txt > count.txt
