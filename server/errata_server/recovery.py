@@ -99,3 +99,12 @@ def recovery_class(name: str) -> RecoveryClass:
         KeyError: There is no such class.
     """
     return _BY_NAME[name]
+
+
+def repeats_requests(name: str) -> bool:
+    """Return `RecoveryClass.repeats_requests` of the class with a name.
+
+    Raises:
+        KeyError: There is no such class.
+    """
+    return recovery_class(name).repeats_requests

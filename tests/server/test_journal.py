@@ -24,6 +24,7 @@ from errata_server.journal import (
 )
 from errata_server.journal.base import Record
 from errata_server.journal.writer import StoreFailed, ThreadWriter
+from errata_server.recovery import repeats_requests
 from errata_server.simulation import LoopWriter, SimulatedDisk
 
 from .journal_rows import delivery, episode, reward, session
@@ -353,7 +354,7 @@ async def test_memory_that_is_full_of_open_sessions_is_not_looked_through_at_eac
 
 
 async def test_memory_is_not_filled_by_recorded_errors() -> None:
-    journal = MemoryJournal(max_bytes=1 << 20)
+    journal = MemoryJournal(max_bytes=1 << 20, repeats_requests=repeats_requests)
     await journal.commit(session(), episode("e1"), delivery("e1", 0))
     tracemalloc.start()
     for n in range(20):

@@ -269,73 +269,8 @@ class HeldEpisode(Struct, frozen=True):
         return self.payload_bytes + self.request_bytes + self.state_bytes
 
 
-class Journal(ABC):
-    """Durable deliveries. Reads see everything committed. If ``blocking`` is true they belong on a worker thread."""
-
-    durable: bool
-    """A commit survives the death of the process."""
-    blocking: bool
-    """Reads may wait for a disk or for another thread; they belong on a worker thread."""
-
-    @property
-    @abstractmethod
-    def failing(self) -> str | None:
-        """Why commits cannot be made durable now; None while they can."""
-
-    @property
-    def trouble(self) -> str | None:
-        """Another problem to report at ``/ready``, such as a failed thread of the store; None without one."""
-        return None
-
-    def watch(self, written: Callable[[int, float], None]) -> None:  # noqa: B027 - not every store has a writer
-        """Call ``written(commits, seconds)`` after each transaction, on whatever thread wrote it."""
-
-    async def commit(self, *records: Record) -> None:
-        """Make ``records`` durable together, in order, and return. Waits as long as the store cannot write.
-
-        Cancelling the wait does not take the commit back.
-
-        Raises:
-            errata_protocol.errors.Conflict: A record contradicts a committed one (same episode and t, same session
-                and id, same episode and reward_id, same session and seq); nothing of the group was written.
-            errata_protocol.errors.UnknownEpisode: A delivery's episode, or the delivery that an episode was forked
-                from, is not committed or was deleted meanwhile, or a reward's delivery; nothing of the group was
-                written. A recorded reply (t None) of such an episode is left out instead: it goes with its episode,
-                as in `delete_episode`; one without an episode stays with its session.
-            errata_protocol.errors.EnvironmentOutputInvalid: The store has no form for a value of a record, such as a
-                text with a lone surrogate; nothing of the group was written.
-            errata_protocol.errors.JournalUnavailable: The journal was closed before the commit.
-        """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def settle(_: Sequence[Record], error: ErrataError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self.submit(records, settle)
-        await future
-
-    @abstractmethod
-    def submit(
-        self,
-        records: Sequence[Record],
-        settled: Settled,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        """As `commit`, for callers that have no task to wait in.
-
-        Args:
-            records: To make durable.
-            settled: Called once on this event loop, now or later.
-            loop: The event loop that runs, where it is known.
-
-        Raises:
-            errata_protocol.errors.JournalUnavailable: The journal is closed; ``settled`` is not called.
-        """
+class Reads(ABC):
+    """What can be read of a journal. Every store and every reader of its files has these methods; see `Journal`."""
 
     @abstractmethod
     def delivery(self, eid: str, t: int) -> DeliveryRow | None:
@@ -417,17 +352,6 @@ class Journal(ABC):
             principal: Only of this owner; None means those made with auth off, and `ALL_OWNERS` all.
         """
 
-    def compact(self, *, stop: Callable[[], bool] = lambda: False) -> int:
-        """Give the space of deleted episodes back, where that takes work; return how many bytes. On a worker thread.
-
-        Args:
-            stop: Asked from time to time; once it returns true, what is left is for the next call.
-
-        Raises:
-            errata_protocol.errors.JournalUnavailable: It cannot be written.
-        """
-        return 0
-
     @abstractmethod
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
         """Return episodes of all owners, oldest first: what size, retention and export go through.
@@ -452,6 +376,86 @@ class Journal(ABC):
     @abstractmethod
     def refs(self) -> set[SnapshotRef]:
         """Return every ref that a committed row names."""
+
+
+class Journal(Reads):
+    """Durable deliveries. Reads see everything committed. If ``blocking`` is true they belong on a worker thread."""
+
+    durable: bool
+    """A commit survives the death of the process."""
+    blocking: bool
+    """Reads may wait for a disk or for another thread; they belong on a worker thread."""
+
+    @property
+    @abstractmethod
+    def failing(self) -> str | None:
+        """Why commits cannot be made durable now; None while they can."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Another problem to report at ``/ready``, such as a failed thread of the store; None without one."""
+        return None
+
+    def watch(self, written: Callable[[int, float], None]) -> None:
+        """Call ``written(commits, seconds)`` after each transaction, on whatever thread wrote it."""
+
+    async def commit(self, *records: Record) -> None:
+        """Make ``records`` durable together, in order, and return. Waits as long as the store cannot write.
+
+        Cancelling the wait does not take the commit back.
+
+        Raises:
+            errata_protocol.errors.Conflict: A record contradicts a committed one (same episode and t, same session
+                and id, same episode and reward_id, same session and seq); nothing of the group was written.
+            errata_protocol.errors.UnknownEpisode: A delivery's episode, or the delivery that an episode was forked
+                from, is not committed or was deleted meanwhile, or a reward's delivery; nothing of the group was
+                written. A recorded reply (t None) of such an episode is left out instead: it goes with its episode,
+                as in `delete_episode`; one without an episode stays with its session.
+            errata_protocol.errors.EnvironmentOutputInvalid: The store has no form for a value of a record, such as a
+                text with a lone surrogate; nothing of the group was written.
+            errata_protocol.errors.JournalUnavailable: The journal was closed before the commit.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(_: Sequence[Record], error: ErrataError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.submit(records, settle)
+        await future
+
+    @abstractmethod
+    def submit(
+        self,
+        records: Sequence[Record],
+        settled: Settled,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """As `commit`, for callers that have no task to wait in.
+
+        Args:
+            records: To make durable.
+            settled: Called once on this event loop, now or later.
+            loop: The event loop that runs, where it is known.
+
+        Raises:
+            errata_protocol.errors.JournalUnavailable: The journal is closed; ``settled`` is not called.
+        """
+
+    def compact(self, *, stop: Callable[[], bool] = lambda: False) -> int:
+        """Give the space of deleted episodes back, where that takes work; return how many bytes. On a worker thread.
+
+        Args:
+            stop: Asked from time to time; once it returns true, what is left is for the next call.
+
+        Raises:
+            errata_protocol.errors.JournalUnavailable: It cannot be written.
+        """
+        return 0
 
     @abstractmethod
     def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:

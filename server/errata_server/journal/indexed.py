@@ -18,28 +18,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
-from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
 from .. import descriptors
 from ..service_threads import ServiceThread
-from .base import (
-    DeliveryRow,
-    EpisodeRow,
-    EpisodeStats,
-    HeldEpisode,
-    Journal,
-    Record,
-    RewardRow,
-    SessionRow,
-    Settled,
-    TurnRow,
-)
+from .base import DeliveryRow, EpisodeRow, Reads, Record, RewardRow, Settled
 from .codec import Deletion, encode_record
+from .delegated import DelegatedReads
 from .disk import DirectoryDisk, Disk
 from .encoding import encoded
 from .index import FAILURES, INDEX, Index, Tally, connect
@@ -51,6 +40,8 @@ from .segments import SEGMENT_BYTES, Placed, Position, SegmentLog, UnknownPositi
 from .writer import GroupWriter, StoreFailed, ThreadWriter, Write
 
 log = logging.getLogger("errata.journal")
+
+R = TypeVar("R")
 
 BATCH_ROWS = 65_536
 """Rows that are worth a batch: of 10,000 episodes each has six, which are one row of the index."""
@@ -71,7 +62,7 @@ PROGRESS_S = 5.0
 """How often a long start logs its progress."""
 
 
-class IndexedJournal(Journal):
+class IndexedJournal(DelegatedReads):
     """Journal in a directory of segments with an index.
 
     Args:
@@ -168,77 +159,8 @@ class IndexedJournal(Journal):
     ) -> None:
         self._writer.submit(records, settled, loop)
 
-    # -- reads -----------------------------------------------------------------------------------------------------
-
-    def delivery(self, eid: str, t: int) -> DeliveryRow | None:
-        return self._reads.delivery(eid, t)
-
-    def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
-        return self._reads.recorded(eid, t)
-
-    def last_delivery(self, sid: str) -> DeliveryRow | None:
-        return self._reads.last_delivery(sid)
-
-    def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
-        return self._reads.turns(eid, semantic=semantic)
-
-    def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
-        return self._reads.replies(sid, first, last)
-
-    def last_id(self, sid: str) -> int:
-        return self._reads.last_id(sid)
-
-    def rewards(self, eid: str) -> list[RewardRow]:
-        return self._reads.rewards(eid)
-
-    def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
-        return self._reads.pushes(sid, first, last)
-
-    def last_seq(self, sid: str) -> int:
-        return self._reads.last_seq(sid)
-
-    def episode(self, eid: str) -> EpisodeRow | None:
-        return self._reads.episode(eid)
-
-    def first_episode(self, sid: str) -> EpisodeRow | None:
-        return self._reads.first_episode(sid)
-
-    def session_episodes(self, sid: str) -> list[str]:
-        return self._reads.session_episodes(sid)
-
-    def episodes(
-        self,
-        *,
-        limit: int,
-        before: int | None = None,
-        environment: str | None = None,
-        error_kind: str | None = None,
-        episode_id: str | None = None,
-        principal: str | None,
-    ) -> tuple[list[EpisodeStats], int | None]:
-        return self._reads.episodes(
-            limit=limit,
-            before=before,
-            environment=environment,
-            error_kind=error_kind,
-            episode_id=episode_id,
-            principal=principal,
-        )
-
-    def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
-        return self._reads.held(after=after, limit=limit)
-
-    def session(self, sid: str) -> SessionRow | None:
-        return self._reads.session(sid)
-
-    def open_sessions(self) -> list[SessionRow]:
-        return self._reads.open_sessions()
-
-    def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
-        return self._reads.fork_session(eid, request_id)
-
-    def refs(self) -> set[SnapshotRef]:
-        return self._reads.refs()
+    def _ask(self, read: Callable[[Reads], R]) -> R:
+        return read(self._reads)
 
     # -- writing -------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from .base import (
     EpisodeStats,
     HeldEpisode,
     JournalDamaged,
+    Reads,
     RewardRow,
     SessionRow,
     TurnRow,
@@ -33,8 +34,8 @@ REFS_AT_ONCE = 20_000
 _EPISODE_COLUMNS = ", ".join(f"e.{name}" for name in columns.EPISODE)
 
 
-class IndexedReads:
-    """The reads of `errata_server.journal.base.Journal`, under their names there. Any thread may read.
+class IndexedReads(Reads):
+    """Answers reads from memory and the index. Any thread may read.
 
     Args:
         segments: Where the rows are.
@@ -52,7 +53,6 @@ class IndexedReads:
     # -- deliveries ----------------------------------------------------------------------------------------------
 
     def delivery(self, eid: str, t: int) -> DeliveryRow | None:
-        """As `Journal.delivery`."""
         turn = self._standing.turn(eid, t)
         return self._row(turn, eid, t) if turn is not None else None
 
@@ -66,7 +66,6 @@ class IndexedReads:
         return row
 
     def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
-        """As `Journal.recorded`."""
         delivery = self.delivery(eid, t)
         if delivery is None:
             return []
@@ -80,14 +79,12 @@ class IndexedReads:
         return [delivery, *(self._row(place, eid, None) for place in sorted(found))]
 
     def last_delivery(self, sid: str) -> DeliveryRow | None:
-        """As `Journal.last_delivery`."""
         for eid, episode in self._episodes_of(sid):
             if episode.last_t >= 0:
                 return self.delivery(eid, episode.last_t)
         return None
 
     def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
-        """As `Journal.turns`; empty for an unknown episode."""
         episode = self._standing.episode(eid)
         if episode is None:
             return []
@@ -112,7 +109,6 @@ class IndexedReads:
     # -- a session's replies and pushes --------------------------------------------------------------------------
 
     def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
-        """As `Journal.replies`."""
         session = self._standing.session(sid)
         if session is None:
             return []
@@ -139,12 +135,10 @@ class IndexedReads:
         return row
 
     def last_id(self, sid: str) -> int:
-        """As `Journal.last_id`."""
         session = self._standing.session(sid)
         return session.last_id if session is not None else 0
 
     def rewards(self, eid: str) -> list[RewardRow]:
-        """As `Journal.rewards`."""
         episode = self._standing.episode(eid)
         if episode is None:
             return []
@@ -157,7 +151,6 @@ class IndexedReads:
         return list(there.values())
 
     def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
-        """As `Journal.pushes`."""
         session = self._standing.session(sid)
         if session is None:
             return []
@@ -172,14 +165,12 @@ class IndexedReads:
         ]
 
     def last_seq(self, sid: str) -> int:
-        """As `Journal.last_seq`."""
         session = self._standing.session(sid)
         return session.last_seq if session is not None else 0
 
     # -- episodes ------------------------------------------------------------------------------------------------
 
     def episode(self, eid: str) -> EpisodeRow | None:
-        """As `Journal.episode`."""
         if eid in self._live.deleted:
             return None
         for batch in self._live.batches():
@@ -188,12 +179,10 @@ class IndexedReads:
         return _first(columns.episode, self._rows(f"SELECT {EPISODE} FROM episodes WHERE eid = ?", (eid,)))
 
     def first_episode(self, sid: str) -> EpisodeRow | None:
-        """As `Journal.first_episode`."""
         of = self._episodes_of(sid)
         return self.episode(of[-1][0]) if of else None
 
     def session_episodes(self, sid: str) -> list[str]:
-        """As `Journal.session_episodes`."""
         return [eid for eid, _ in reversed(self._episodes_of(sid))]
 
     def episodes(
@@ -206,7 +195,6 @@ class IndexedReads:
         episode_id: str | None = None,
         principal: str | None,
     ) -> tuple[list[EpisodeStats], int | None]:
-        """As `Journal.episodes`."""
 
         def wanted(n: int, row: EpisodeRow, kinds: dict[str, int]) -> bool:
             return (
@@ -283,7 +271,6 @@ class IndexedReads:
         ]
 
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
-        """As `Journal.held`."""
         waiting: dict[int, tuple[Any, ...]] = {}
         new: dict[int, EpisodeRow] = {}
         with self._live.lock:
@@ -327,7 +314,6 @@ class IndexedReads:
     # -- sessions ------------------------------------------------------------------------------------------------
 
     def session(self, sid: str) -> SessionRow | None:
-        """As `Journal.session`."""
         batches = self._live.batches()
         rows = [batch.sessions.get(sid, (0, None))[1] for batch in batches]
         at = next((at for at, row in enumerate(rows) if row is not None), len(rows))
@@ -344,7 +330,6 @@ class IndexedReads:
         return _first(columns.session, self._rows(sql, (sid,)))
 
     def open_sessions(self) -> list[SessionRow]:
-        """As `Journal.open_sessions`."""
         with self._live.locked_batches() as batches:
             waiting = [(batch.changes.copy(), batch.sessions.copy()) for batch in batches]
         rows = map(columns.session, self._rows(f"SELECT {SESSION} FROM sessions WHERE status = 'open'", ()))
@@ -357,12 +342,10 @@ class IndexedReads:
         return sorted((row for row in found.values() if row.status == "open"), key=lambda row: row.created)
 
     def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
-        """As `Journal.fork_session`."""
         sid = self._standing.forked(eid, request_id)
         return self.session(sid) if sid is not None else None
 
     def refs(self) -> set[SnapshotRef]:
-        """As `Journal.refs`."""
         batches, found = self._live.batches(), set[SnapshotRef]()
         gone = set(self._live.deleted.values())
         sql = (

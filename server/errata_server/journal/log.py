@@ -16,7 +16,7 @@ from .codec import Deletion, Moved, encode_record
 from .disk import Disk
 from .encoding import encoded
 from .segments import SEGMENT_BYTES, SegmentLog, random_salt
-from .tables import Tables
+from .tables import Tables, all_are_repeated
 from .writer import GroupWriter, StoreFailed, ThreadWriter, Write
 
 
@@ -28,6 +28,7 @@ class LogJournal(Tables):
         writer: Makes the group writer.
         salt: Draws `errata_server.journal.codec.SALT_BYTES` random bytes.
         segment_bytes: A segment that reached this size is followed by another.
+        repeats_requests: As in `errata_server.journal.tables.Tables`.
 
     Raises:
         JournalUnavailable: The disk cannot be read or written, or a record that was durable is damaged.
@@ -42,8 +43,9 @@ class LogJournal(Tables):
         writer: Callable[[Write], GroupWriter] = ThreadWriter,
         salt: Callable[[], bytes] = random_salt,
         segment_bytes: int = SEGMENT_BYTES,
+        repeats_requests: Callable[[str], bool] = all_are_repeated,
     ) -> None:
-        super().__init__()
+        super().__init__(repeats_requests)
         self._log = SegmentLog(disk, salt=salt, segment_bytes=segment_bytes)
         self._closed = False
         try:

@@ -6,13 +6,13 @@ Above a limit of bytes it forgets the closed sessions that are oldest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
 from .base import Record, SessionRow, Settled
 from .claims import check
-from .tables import ROW_BYTES, Tables
+from .tables import ROW_BYTES, Tables, all_are_repeated
 
 
 class MemoryJournal(Tables):
@@ -20,12 +20,15 @@ class MemoryJournal(Tables):
 
     Args:
         max_bytes: Bytes to keep: payload, request and state, and `errata_server.journal.tables.ROW_BYTES` a row.
+        repeats_requests: As in `errata_server.journal.tables.Tables`.
     """
 
     durable = False
 
-    def __init__(self, *, max_bytes: int = 256 * 1024**2) -> None:
-        super().__init__()
+    def __init__(
+        self, *, max_bytes: int = 256 * 1024**2, repeats_requests: Callable[[str], bool] = all_are_repeated
+    ) -> None:
+        super().__init__(repeats_requests)
         self._max_bytes = max_bytes
         self._forget_over = max_bytes  # grows where all that is kept is open: else each commit would look through it
         self._closed = False

@@ -5,28 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
-from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import JournalUnavailable
 
-from .base import (
-    DeliveryRow,
-    EpisodeRow,
-    EpisodeStats,
-    HeldEpisode,
-    Journal,
-    Record,
-    RewardRow,
-    SessionRow,
-    Settled,
-    TurnRow,
-)
+from .base import Reads, Record, Settled
 from .codec import Deletion
+from .delegated import DelegatedReads
 from .disk import DirectoryDisk
 from .index import INDEX, SCHEMA, connect, position_in
 from .indexed_reads import IndexedReads
@@ -34,8 +23,10 @@ from .indexed_standing import Standing
 from .live import Live
 from .segments import Position, Segments, UnknownPosition, all_gone
 
+R = TypeVar("R")
 
-class ReadOnlyJournal(Journal):
+
+class ReadOnlyJournal(DelegatedReads):
     """Reads the segments and the index as it was when this was opened; what came behind it is kept in memory, and each
     read first adds what was committed before it. Changes no row, starts no thread, makes no file.
 
@@ -89,94 +80,6 @@ class ReadOnlyJournal(Journal):
     def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
         raise self._refusal()
 
-    def delivery(self, eid: str, t: int) -> DeliveryRow | None:
-        with self._fresh() as reads:
-            return reads.delivery(eid, t)
-
-    def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
-        with self._fresh() as reads:
-            return reads.recorded(eid, t)
-
-    def last_delivery(self, sid: str) -> DeliveryRow | None:
-        with self._fresh() as reads:
-            return reads.last_delivery(sid)
-
-    def turns(self, eid: str, *, semantic: bool = False) -> list[TurnRow]:
-        with self._fresh() as reads:
-            return reads.turns(eid, semantic=semantic)
-
-    def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
-        with self._fresh() as reads:
-            return reads.replies(sid, first, last)
-
-    def last_id(self, sid: str) -> int:
-        with self._fresh() as reads:
-            return reads.last_id(sid)
-
-    def rewards(self, eid: str) -> list[RewardRow]:
-        with self._fresh() as reads:
-            return reads.rewards(eid)
-
-    def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
-        with self._fresh() as reads:
-            return reads.pushes(sid, first, last)
-
-    def last_seq(self, sid: str) -> int:
-        with self._fresh() as reads:
-            return reads.last_seq(sid)
-
-    def episode(self, eid: str) -> EpisodeRow | None:
-        with self._fresh() as reads:
-            return reads.episode(eid)
-
-    def first_episode(self, sid: str) -> EpisodeRow | None:
-        with self._fresh() as reads:
-            return reads.first_episode(sid)
-
-    def session_episodes(self, sid: str) -> list[str]:
-        with self._fresh() as reads:
-            return reads.session_episodes(sid)
-
-    def episodes(
-        self,
-        *,
-        limit: int,
-        before: int | None = None,
-        environment: str | None = None,
-        error_kind: str | None = None,
-        episode_id: str | None = None,
-        principal: str | None,
-    ) -> tuple[list[EpisodeStats], int | None]:
-        with self._fresh() as reads:
-            return reads.episodes(
-                limit=limit,
-                before=before,
-                environment=environment,
-                error_kind=error_kind,
-                episode_id=episode_id,
-                principal=principal,
-            )
-
-    def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
-        with self._fresh() as reads:
-            return reads.held(after=after, limit=limit)
-
-    def session(self, sid: str) -> SessionRow | None:
-        with self._fresh() as reads:
-            return reads.session(sid)
-
-    def open_sessions(self) -> list[SessionRow]:
-        with self._fresh() as reads:
-            return reads.open_sessions()
-
-    def fork_session(self, eid: str, request_id: str) -> SessionRow | None:
-        with self._fresh() as reads:
-            return reads.fork_session(eid, request_id)
-
-    def refs(self) -> set[SnapshotRef]:
-        with self._fresh() as reads:
-            return reads.refs()
-
     def index_problems(self) -> list[str]:
         """Return what SQLite's own check finds wrong with the index."""
         found = [str(row[0]) for row in self._rows("PRAGMA integrity_check")]
@@ -215,12 +118,10 @@ class ReadOnlyJournal(Journal):
                 pass  # it is made again from the segments, here as at the server's next start
         return _nothing()
 
-    @contextlib.contextmanager
-    def _fresh(self) -> Iterator[IndexedReads]:
-        """Give the reads, which see what was committed before; one thread at a time."""
-        with self._lock:
+    def _ask(self, read: Callable[[Reads], R]) -> R:
+        with self._lock:  # one thread at a time
             self._refresh()
-            yield self._reads
+            return read(self._reads)
 
     def _refresh(self) -> None:
         """Add what was committed since the last call."""

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from errata_protocol.environment import SnapshotRef
 
-from ..recovery import recovery_class
 from .base import (
     DeliveryRow,
     EpisodeRow,
@@ -47,12 +46,23 @@ def _locked(read: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any,
     return locked
 
 
+def all_are_repeated(recovery: str) -> bool:
+    """Return True: the errors of every session are kept, whatever its recovery class."""
+    return True
+
+
 class Tables(Journal):
-    """The reading half of a journal with its rows in memory; see `Journal`. `_lock` is held while they change."""
+    """The reading half of a journal with its rows in memory; see `Journal`. `_lock` is held while they change.
+
+    Args:
+        repeats_requests: Whether the sessions of a recovery class, given by its name, are continued by running their
+            requests again. Recorded errors of other sessions are kept only for `replies`.
+    """
 
     blocking = False
 
-    def __init__(self) -> None:
+    def __init__(self, repeats_requests: Callable[[str], bool] = all_are_repeated) -> None:
+        self._repeats_requests = repeats_requests
         self._lock = threading.RLock()
         self._bytes = 0
         self._sessions: dict[str, SessionRow] = {}
@@ -141,7 +151,7 @@ class Tables(Journal):
                     self._sessions[c.sid] = c.applied(self._sessions[c.sid])
 
     def _is_reexecuted(self, sid: str) -> bool:
-        return sid in self._sessions and recovery_class(self._sessions[sid].recovery).repeats_requests
+        return sid in self._sessions and self._repeats_requests(self._sessions[sid].recovery)
 
     @_locked
     def delivery(self, eid: str, t: int) -> DeliveryRow | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from errata_protocol.errors import SandboxUnavailable
 
 from ..journal import IndexedJournal, Journal, MemoryJournal, SalvageReport, SessionChange, journal_in, salvage
-from ..recovery import recovery_class
+from ..recovery import recovery_class, repeats_requests
 from ..settings import Settings
 from .sandboxes import Sandboxes
 from .store import Store
@@ -23,7 +23,7 @@ def open_journal(data_dir: Path | None, settings: Settings) -> Journal:
         JournalUnavailable: It cannot be opened.
     """
     if data_dir is None:
-        return MemoryJournal()
+        return MemoryJournal(repeats_requests=repeats_requests)
     directory = journal_in(data_dir)
     if settings.journal_salvage and directory.is_dir():
         _log_salvage(salvage(directory))

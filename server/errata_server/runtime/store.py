@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import logging
 import math
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import CallerError, JournalUnavailable
@@ -20,9 +21,9 @@ from errata_protocol.errors import CallerError, JournalUnavailable
 from ..journal.base import (
     DeliveryRow,
     EpisodeRow,
-    HeldEpisode,
     Journal,
     JournalDamaged,
+    Reads,
     Record,
     RewardRow,
     SessionRow,
@@ -66,6 +67,18 @@ class StoredSession(NamedTuple):
     last: DeliveryRow | None
     last_id: int
     last_seq: int
+
+
+def _awaited(read: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Awaitable[R]]:
+    """Return a method of a store that has the arguments of a journal's read and awaits its answer."""
+    name = read.__name__
+
+    @functools.wraps(read, updated=())  # not the mark of an abstract method
+    def awaited(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        found: Callable[P, R] = getattr(self.journal, name)
+        return self._read(found, *args, **kwargs)
+
+    return awaited
 
 
 class Store:
@@ -318,67 +331,23 @@ class Store:
             return None
         return StoredSession(row, journal.last_delivery(sid), journal.last_id(sid), journal.last_seq(sid))
 
-    # -- reads ------------------------------------------------------------------------------------------------------
+    # -- reads: each as `Journal` declares it, awaited -----------------------------------------------------------------
 
-    def delivery(self, eid: str, t: int) -> Awaitable[DeliveryRow | None]:
-        """Return a delivery with its payload."""
-        return self._read(self.journal.delivery, eid, t)
-
-    def recorded(self, eid: str, t: int) -> Awaitable[list[DeliveryRow]]:
-        """Return a delivery and the errors recorded after it."""
-        return self._read(self.journal.recorded, eid, t)
-
-    def last_delivery(self, sid: str) -> Awaitable[DeliveryRow | None]:
-        """Return the newest delivery of a session."""
-        return self._read(self.journal.last_delivery, sid)
-
-    def replies(self, sid: str, first: int, last: int) -> Awaitable[list[DeliveryRow]]:
-        """Return the rows of a session with ids from ``first`` to ``last``."""
-        return self._read(self.journal.replies, sid, first, last)
-
-    def rewards(self, eid: str) -> Awaitable[list[RewardRow]]:
-        """Return the late rewards of an episode."""
-        return self._read(self.journal.rewards, eid)
-
-    def pushes(self, sid: str, first: int, last: int) -> Awaitable[list[RewardRow]]:
-        """Return the rewards of a session with seqs from ``first`` to ``last``."""
-        return self._read(self.journal.pushes, sid, first, last)
-
-    def last_seq(self, sid: str) -> Awaitable[int]:
-        """Return the highest seq of a session's rewards."""
-        return self._read(self.journal.last_seq, sid)
-
-    def episode(self, eid: str) -> Awaitable[EpisodeRow | None]:
-        """Return an episode."""
-        return self._read(self.journal.episode, eid)
-
-    def first_episode(self, sid: str) -> Awaitable[EpisodeRow | None]:
-        """Return the oldest episode of a session."""
-        return self._read(self.journal.first_episode, sid)
-
-    def session_episodes(self, sid: str) -> Awaitable[list[str]]:
-        """Return the ids of a session's episodes; see `Journal.session_episodes`."""
-        return self._read(self.journal.session_episodes, sid)
-
-    def turns(self, eid: str, *, semantic: bool = False) -> Awaitable[list[TurnRow]]:
-        """Return the deliveries of an episode without payloads."""
-        return self._read(self.journal.turns, eid, semantic=semantic)
-
-    def held(self, *, after: int, limit: int) -> Awaitable[list[HeldEpisode]]:
-        """Return episodes of all owners, oldest first."""
-        return self._read(self.journal.held, after=after, limit=limit)
-
-    def session(self, sid: str) -> Awaitable[SessionRow | None]:
-        """Return a session."""
-        return self._read(self.journal.session, sid)
-
-    def open_sessions(self) -> Awaitable[list[SessionRow]]:
-        """Return all sessions with status ``open``."""
-        return self._read(self.journal.open_sessions)
-
-    def fork_session(self, eid: str, request_id: str) -> Awaitable[SessionRow | None]:
-        """Return the session that an earlier fork request made."""
-        return self._read(self.journal.fork_session, eid, request_id)
+    delivery = _awaited(Reads.delivery)
+    recorded = _awaited(Reads.recorded)
+    last_delivery = _awaited(Reads.last_delivery)
+    replies = _awaited(Reads.replies)
+    rewards = _awaited(Reads.rewards)
+    pushes = _awaited(Reads.pushes)
+    last_seq = _awaited(Reads.last_seq)
+    episode = _awaited(Reads.episode)
+    first_episode = _awaited(Reads.first_episode)
+    session_episodes = _awaited(Reads.session_episodes)
+    turns = _awaited(Reads.turns)
+    held = _awaited(Reads.held)
+    session = _awaited(Reads.session)
+    open_sessions = _awaited(Reads.open_sessions)
+    fork_session = _awaited(Reads.fork_session)
 
     def refs(self) -> set[SnapshotRef]:
         """Return every ref that a committed row names; may block, and is called by a sandbox backend as it collects."""

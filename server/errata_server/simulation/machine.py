@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from ..journal import IndexedJournal, LogJournal
 from ..journal.segments import SEGMENT_BYTES
+from ..recovery import repeats_requests
 from ..runtime.runtime import Runtime
 from ..sandbox.fake.backend import FakeBackend, FakeDisk
 from ..settings import Settings
@@ -127,7 +128,9 @@ class SimulatedMachine:
         writer = functools.partial(LoopWriter, write_time_s=self.disk.sync_time_s)
         salt, segment_bytes = self._ids.salt, self._segment_bytes
         if self.index is None:
-            return LogJournal(self.disk, writer=writer, salt=salt, segment_bytes=segment_bytes)
+            return LogJournal(
+                self.disk, writer=writer, salt=salt, segment_bytes=segment_bytes, repeats_requests=repeats_requests
+            )
         self._journal = IndexedJournal(
             self.index.current,
             disk=self.disk,
