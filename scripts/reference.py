@@ -51,6 +51,7 @@ PACKAGES = (
     "errata_trainer.teachers",
     "errata_trainer.teachers.endpoint",
     "errata_environment.application",
+    "errata_environment.demos",
     "errata_environment.episodes",
     "errata_environment.grading.control",
     "errata_environment.grading.forks",
