@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from errata_environment.demos import Played
 from errata_protocol.turns import turn_from
 from errata_server.cli.turn_table import TurnTable
 from swe_bench_lite_env.demo import cli as swe
 from swe_bench_lite_env.demo import play as swe_play
 from terminal_env.demo import cli as terminal
-from terminal_env.demo import play as terminal_play
 
 TURNS = [
     turn_from(
@@ -37,12 +37,12 @@ TURNS = [
 
 
 def shown_by_terminal(console: Console) -> None:
-    terminal._show(console, terminal_play.Played("a-task", "ep_x", turns=TURNS))
+    terminal._show(console, Played("ep_x", "a-task", turns=TURNS))
 
 
 def shown_by_swe(console: Console) -> None:
     result: Any = swe_play.Result("an-instance", Path("data"), issue="It breaks.")
-    swe._show(console, result, swe_play.Played("ep_x", turns=TURNS))
+    swe._show(console, result, Played("ep_x", turns=TURNS))
 
 
 @pytest.mark.parametrize("show", [shown_by_terminal, shown_by_swe])

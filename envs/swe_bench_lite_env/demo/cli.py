@@ -12,12 +12,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from errata_environment.demos import Played
 from errata_protocol.errors import InvalidRequest
 from errata_server.cli.turn_table import TurnTable
 
 from ..dataset import LITE, load_dataset
 from ..recipes import load_recipes
-from .play import Played, Result, play
+from .play import Result, play
 from .script import script
 
 BUNDLED = "errata-examples__pagelist-1"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from errata_environment.demos import Played
 from errata_server.cli.turn_table import TurnTable
 
-from .play import Played, Result, play
+from .play import Result, play
 
 
 def main(arguments: Sequence[str] = ()) -> int:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from errata_client import ErrataClient
-from errata_protocol.errors import ServiceError
-from errata_protocol.replay import observation_of
-from errata_protocol.turns import Turn, turn_from
+from errata_environment.demos import Played, act, begun, compare, kinds_of
 from errata_server.process import ServerProcess
 
 from ..agent_text import agent_text
@@ -19,23 +17,6 @@ from ..models import TerminalAction, TerminalObservation
 from .script import EPISODES, Episode
 
 Client = ErrataClient[TerminalAction, TerminalObservation, Any]
-
-
-@dataclass(slots=True)
-class Played:
-    """One episode that was played: its turns, payloads and what the agent read."""
-
-    task_id: str
-    eid: str
-    turns: list[Turn] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    read: list[str] = field(default_factory=list)
-    forked_from: tuple[str, int] | None = None
-
-    @property
-    def reward(self) -> float:
-        """The reward of the last turn."""
-        return self.turns[-1].reward or 0.0
 
 
 @dataclass(slots=True)
@@ -50,7 +31,7 @@ class Result:
     @property
     def kinds(self) -> list[str]:
         """Error kinds that occurred."""
-        return sorted({turn.error_kind for e in self.episodes for turn in e.turns if turn.error_kind})
+        return kinds_of(self.episodes)
 
     def to_json(self) -> str:
         """Return the result as JSON, without payloads."""
@@ -96,16 +77,16 @@ async def play(data_dir: Path, say: Callable[[str], None], show: Callable[[Playe
                 played = await _play(client, episode)
                 result.episodes.append(played)
                 show(played)
-                await _compare(result, "live", client, [played])
+                await compare(result, "live", client, [played], agent_text)
                 await client.end_session()
         say("the episodes are over, their sessions closed: reading every state again")
         async with _client(server.url, durable=False) as reader:
-            await _compare(result, "after the episode", reader, result.episodes)
+            await compare(result, "after the episode", reader, result.episodes, agent_text)
         say("kill -9 of the server, and a restart on the same journal")
         server.kill()
     with ServerProcess("terminal", data_dir) as server:
         async with _client(server.url, durable=False) as reader:
-            await _compare(result, "after a restart", reader, result.episodes)
+            await compare(result, "after a restart", reader, result.episodes, agent_text)
             for episode, parent in zip(EPISODES, list(result.episodes), strict=True):
                 if episode.fork_at is not None:
                     await _repair(result, reader, episode, parent, say, show)
@@ -122,34 +103,9 @@ def _client(url: str, *, durable: bool = True) -> Client:
 
 async def _play(client: Client, episode: Episode) -> Played:
     first = await client.reset(task_id=episode.task_id)
-    assert client.eid is not None
-    played = Played(episode.task_id, client.eid)
-    played.payloads.append((await client.state_at(0)).payload)
-    played.read.append(agent_text(first.observation))
-    await _act(client, played, episode.actions)
+    played = await begun(client, agent_text(first.observation), episode.task_id)
+    await act(client, played, episode.actions, agent_text)
     return played
-
-
-async def _act(client: Client, played: Played, actions: Iterable[TerminalAction]) -> None:
-    for action in actions:
-        step = await client.step(action)
-        observation = step.observation
-        assert client.t is not None
-        received = (await client.history())[-1]
-        played.payloads.append(received.payload)
-        played.read.append(agent_text(observation))
-        played.turns.append(turn_from(client.t, "step", action.model_dump(), json.loads(received.payload)))
-
-
-async def _compare(result: Result, when: str, client: Client, episodes: list[Played]) -> None:
-    """Check that every state(t) is byte for byte what was received, and gives the same text for the agent."""
-    for played in episodes:
-        for t, payload in enumerate(played.payloads):
-            found = await client.state_at(t, eid=played.eid)
-            text = agent_text(observation_of(json.loads(found.payload)))
-            if found.payload != payload or text != played.read[t]:
-                result.failures.append(f"state({t}) of {played.eid} differs {when}")
-            result.compared[when] = result.compared.get(when, 0) + 1
 
 
 async def _repair(
@@ -164,20 +120,14 @@ async def _repair(
     say(f"{parent.task_id} ended with reward {parent.reward:g}: forking it at t={episode.fork_at}, before the mistake")
     child = await client.fork(episode.fork_at, eid=parent.eid)
     try:
-        assert child.eid is not None
-        played = Played(episode.task_id, child.eid, forked_from=(parent.eid, episode.fork_at))
-        start = await child.state_at(0)
-        if start.payload != parent.payloads[episode.fork_at]:
+        played = await begun(child, parent.read[episode.fork_at], episode.task_id)
+        played.forked_from = (parent.eid, episode.fork_at)
+        if played.payloads[0] != parent.payloads[episode.fork_at]:
             result.failures.append("the fork's first state is not its parent's")
-        played.payloads.append(start.payload)
-        played.read.append(parent.read[episode.fork_at])
-        await _act(child, played, episode.better)
+        await act(child, played, episode.better, agent_text)
     finally:
         await child.close()
     result.episodes.append(played)
     show(played)
     if not parent.reward < played.reward == 1.0:
         result.failures.append(f"the fork scored {played.reward:g} after its parent's {parent.reward:g}")
-
-
-__all__ = ["Played", "Result", "ServiceError", "Turn", "play"]
