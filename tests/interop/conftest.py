@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 from errata_server.process import ServerProcess
+from tests.machine_speed import SLOWDOWN
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = Path(__file__).parent / "foreign"
 GENERATIONS = ("0.3.0", "0.10.0")
 REFERENCE = "0.10.0"
 """Whose server says what is right: 0.3 has the same wire but for metadata, attach and the Task API."""
-START_S = 90.0
+START_S = 90.0 * SLOWDOWN
 
 OURS = {"terminal": "terminal"} | {
     name: f"tests.interop.specs:{name.upper()}" for name in ("ledger", "counter", "echo")
