@@ -103,6 +103,8 @@ class Settings(BaseSettings):
         journal_salvage: Repair a damaged journal at the start, instead of refusing to start. Sessions with damaged rows
             are lost, and the others continue. The start then reads the whole journal. See
             `errata_server.journal.salvage`.
+        journal_store: Name of an installed journal store, an entry point of the group ``errata.journal_stores``, for
+            the data directory; None for the one that it has, and for a new one the default store.
         step_timeout_s: Infrastructure deadline of reset and step. A command's own timeout is shorter and is an
             observation instead.
         journal_wait_s: How long a request waits for a journal that cannot write, before it is refused with
@@ -143,6 +145,7 @@ class Settings(BaseSettings):
     data_dir: Path | None = None
     fsync: bool = True
     journal_salvage: bool = False
+    journal_store: str | None = None
     step_timeout_s: float = Field(default=900.0, gt=0)
     journal_wait_s: float = Field(default=30.0, ge=0)
     detach_ttl_s: float = Field(default=600.0, ge=0)

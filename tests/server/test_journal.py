@@ -28,6 +28,7 @@ from errata_server.recovery import repeats_requests
 from errata_server.simulation import LoopWriter, SimulatedDisk
 
 from .journal_rows import delivery, episode, reward, session
+from .json_lines_journal import JsonLinesJournal
 
 STORES: dict[str, Callable[[Path], Journal]] = {
     "memory": lambda _: MemoryJournal(),
@@ -35,6 +36,7 @@ STORES: dict[str, Callable[[Path], Journal]] = {
     "indexed, nothing waits for its index": lambda d: IndexedJournal(d, batch_rows=1, background=False),
     "indexed, all waits for its index": lambda d: IndexedJournal(d, background=False),
     "indexed, without fsync, many segments": lambda d: IndexedJournal(d, fsync=False, segment_bytes=100, batch_rows=2),
+    "json lines, of another distribution": JsonLinesJournal,
     "log": lambda directory: LogJournal(DirectoryDisk(directory)),
     "simulated log": lambda _: LogJournal(SimulatedDisk(random.Random(0)), writer=LoopWriter),
 }

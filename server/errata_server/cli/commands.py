@@ -168,6 +168,14 @@ def serve(
             "[default: ERRATA_JOURNAL_SALVAGE]",
         ),
     ] = False,
+    journal_store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Installed store of the journal. [default: ERRATA_JOURNAL_STORE, else that of the data directory, "
+            "else segments]",
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Check the settings and who may use the server, and start nothing.")
     ] = False,
@@ -211,6 +219,8 @@ def serve(
         given["fsync"] = fsync
     if salvage:
         given["journal_salvage"] = True
+    if journal_store is not None:
+        given["journal_store"] = journal_store
     if token is not None:
         os.environ.pop("ERRATA_TOKEN_FILE", None)  # the option overrides it
         given["token"] = SecretStr(token)

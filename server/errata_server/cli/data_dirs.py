@@ -10,12 +10,13 @@ from pathlib import Path
 
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
-from ..journal import is_unused, journal_in
+from ..journal import journal_in
+from ..journal.registry import DIRECTORY, NAME_FILE, type_in
 
 MAX_NAME = 80
 """Longest name of a directory, in characters; a longer one is cut off and ends with a hash."""
 
-_RESERVED = frozenset({"journal", "journal.db", "lock", "sandboxes", "server.json"})
+_RESERVED = frozenset({DIRECTORY, NAME_FILE, "journal.db", "lock", "sandboxes", "server.json"})
 """Names of files in a data directory: `home` itself was the data directory of earlier versions."""
 
 
@@ -122,6 +123,6 @@ def _has_journal(directory: Path) -> bool:
 
 def _is_unused(directory: Path) -> bool:
     try:
-        return is_unused(journal_in(directory))
-    except JournalUnavailable:  # damaged, or in an earlier version's format; opening it reports that
+        return type_in(directory).is_unused(journal_in(directory))
+    except (InvalidRequest, JournalUnavailable):  # damaged, or of a store that is not here; opening it reports that
         return False

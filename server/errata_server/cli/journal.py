@@ -20,6 +20,7 @@ from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.printable import printable
 
 from ..journal import SalvageReport, journal_in
+from ..journal import registry as journal_registry
 from ..runtime.data_lock import lock
 from ..runtime.store import Store
 from . import data_dirs
@@ -90,18 +91,20 @@ def salvage(
     The server must not be running, unless --output or --dry-run is given. The damaged files are kept in
     journal/damaged. A copy has the journal only, without the layers of sandboxes. Exit status 1 if a session is lost.
     """
-    from ..journal.salvage import salvage as repair
-
     directory = data_dir or data_dirs.one(None)
     journal = journal_in(directory)
+    store = journal_registry.type_in(directory)
     if output is not None and output.exists():
         raise InvalidRequest(f"{output} exists already: give the name of a new directory")
     if output is not None or dry_run:
-        found = repair(journal, output=output / "journal" if output is not None else None, dry_run=dry_run)
+        copy = output / journal_registry.DIRECTORY if output is not None else None
+        found = store.salvage(journal, output=copy, dry_run=dry_run)
+        if output is not None and found.output is not None:
+            journal_registry.write_name(output, journal_registry.name_in(directory))
     else:
         held = lock(directory) if journal.is_dir() else None
         try:
-            found = repair(journal)
+            found = store.salvage(journal)
         finally:
             if held is not None:
                 os.close(held)

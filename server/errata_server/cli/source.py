@@ -27,7 +27,8 @@ from errata_protocol.errors import (
 )
 from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord, episode_path
 
-from ..journal import ALL_OWNERS, ReadOnlyJournal, journal_in
+from ..journal import ALL_OWNERS, Journal, journal_in
+from ..journal.registry import type_in
 from ..runtime.data_lock import owner_url
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
@@ -160,7 +161,7 @@ class Source:
     def _open_for_writing(self, directory: Path) -> None:
         """Open the directory, or use the server that has it open; raise JournalUnavailable if it cannot be found."""
         try:
-            self._runtimes[directory] = Runtime(Settings(data_dir=directory))
+            self._runtimes[directory] = Runtime(Settings(data_dir=directory, journal_store=None))
         except JournalUnavailable:
             self._url = owner_url(directory)
             if self._url is None:
@@ -171,7 +172,7 @@ class Source:
         if self._url is None:
             for directory in self._directories:
                 if directory not in self._runtimes:
-                    journal = ReadOnlyJournal(journal_in(directory))
+                    journal = _opened(directory)
                     journal.blocking = False  # nothing else runs in a command while it reads
                     self._runtimes[directory] = Runtime(Settings(data_dir=None), journal=journal)
         return self
@@ -454,9 +455,15 @@ class _AfterHeader:
 
 
 @contextmanager
-def _read_only(directory: Path) -> Iterator[ReadOnlyJournal]:
-    with closing(ReadOnlyJournal(journal_in(directory))) as journal:
+def _read_only(directory: Path) -> Iterator[Journal]:
+    with closing(_opened(directory)) as journal:
         yield journal
+
+
+def _opened(directory: Path) -> Journal:
+    """Return the journal of a data directory, opened for reading."""
+    journal = journal_in(directory)
+    return type_in(directory).open_read_only(journal)
 
 
 def _same_directory(eids: Sequence[str], places: Mapping[str, Path]) -> Path:

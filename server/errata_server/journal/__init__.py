@@ -1,9 +1,9 @@
-"""Keeps sessions, episodes, deliveries and rewards durable: the `Journal` protocol (`base`) and its stores.
+"""Keeps sessions, episodes, deliveries and rewards durable: the base class `Journal` (`base`) and its stores.
 
-`IndexedJournal` (segments and a SQLite index) is what a data directory has; `LogJournal` keeps rows in memory beside
-segments, for the simulation; `MemoryJournal` has no disk; `ReadOnlyJournal` reads beside a running server.
-`runtime.startup.open_journal` chooses the one of a server, `cli.source` that of a command. What a request means, and
-the files of sandboxes, do not belong here.
+`IndexedJournal` (segments and a SQLite index) is what a data directory has unless its store is another: `registry`
+finds stores by their entry points. `LogJournal` keeps rows in memory beside segments, for the simulation;
+`MemoryJournal` has no disk; `ReadOnlyJournal` reads beside a running server. What a request means, and the files of
+sandboxes, do not belong here.
 """
 
 from .base import (
@@ -13,16 +13,19 @@ from .base import (
     EpisodeStats,
     HeldEpisode,
     Journal,
+    Reads,
     RewardRow,
     SessionChange,
     SessionRow,
     TurnRow,
 )
 from .disk import DirectoryDisk, Disk
-from .indexed import IndexedJournal, journal_in
+from .indexed import IndexedJournal
+from .journal_type import JournalConfig, JournalType
 from .log import LogJournal
 from .memory import MemoryJournal
 from .read_only import ReadOnlyJournal, is_unused
+from .registry import journal_in
 from .report import JournalSize, SegmentSize, journal_problems, journal_size
 from .salvage import AffectedSession, DamagedRange, SalvageReport, salvage
 
@@ -38,10 +41,13 @@ __all__ = [
     "HeldEpisode",
     "IndexedJournal",
     "Journal",
+    "JournalConfig",
     "JournalSize",
+    "JournalType",
     "LogJournal",
     "MemoryJournal",
     "ReadOnlyJournal",
+    "Reads",
     "RewardRow",
     "SalvageReport",
     "SegmentSize",

@@ -447,20 +447,6 @@ class IndexedJournal(DelegatedReads):
             raise JournalUnavailable("the journal is closed: the server is shutting down")
 
 
-def journal_in(data_dir: Path) -> Path:
-    """Return the directory of the journal in a data directory.
-
-    Raises:
-        JournalUnavailable: An earlier Errata kept its journal there.
-    """
-    if (data_dir / "journal.db").exists():
-        raise JournalUnavailable(
-            f"the journal in {data_dir} is one of an earlier Errata (journal.db, schema version 3 or less), which this "
-            "one cannot read: use the Errata version that made it, or give another --data-dir"
-        )
-    return data_dir / "journal"
-
-
 def _placed(
     records: Iterable[Record], parts: Iterable[bytes], segment: int, offset: int
 ) -> Iterator[tuple[tuple[int, int, int], Record]]:

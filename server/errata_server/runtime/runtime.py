@@ -17,6 +17,7 @@ from ..concurrency.os_threads import OsThreads
 from ..concurrency.threads import Threads
 from ..ids import Ids
 from ..journal import DirectoryDisk, Disk, Journal
+from ..journal import registry as journal_registry
 from ..sandbox import registry as sandbox_registry
 from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
@@ -75,7 +76,8 @@ class Runtime:
         hash_seeds: Hash seeds of the processes that used the data directory.
 
     Raises:
-        InvalidRequest: The settings name a sandbox backend that is not installed.
+        InvalidRequest: The settings name a sandbox backend or a journal store that is not installed, or the data
+            directory has a journal of another store.
         JournalUnavailable: Another server holds the data directory, or the journal cannot be opened.
     """
 
@@ -93,6 +95,8 @@ class Runtime:
     ) -> None:
         if settings.sandbox is not None:
             sandbox_registry.check(settings.sandbox)  # now rather than at the first session
+        if settings.journal_store is not None:
+            journal_registry.check(settings.journal_store)  # also without a data directory
         self.settings = settings
         self.ids = ids or Ids()
         self.clock = clock or Clock()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from errata_protocol.errors import SandboxUnavailable
 
-from ..journal import IndexedJournal, Journal, MemoryJournal, SalvageReport, SessionChange, journal_in, salvage
+from ..journal import Journal, JournalConfig, MemoryJournal, SalvageReport, SessionChange, journal_in
+from ..journal import registry as journal_registry
 from ..recovery import recovery_class, repeats_requests
 from ..settings import Settings
 from .sandboxes import Sandboxes
@@ -20,14 +21,16 @@ def open_journal(data_dir: Path | None, settings: Settings) -> Journal:
     """Open the journal in ``data_dir``, repaired first where the settings ask for it; in memory without a directory.
 
     Raises:
+        InvalidRequest: The store that the settings name is not installed, or the directory has a journal of another.
         JournalUnavailable: It cannot be opened.
+        NotSupported: The settings ask for a repair, and the store has none.
     """
     if data_dir is None:
         return MemoryJournal(repeats_requests=repeats_requests)
-    directory = journal_in(data_dir)
+    store, directory = journal_registry.choose(data_dir, settings.journal_store), journal_in(data_dir)
     if settings.journal_salvage and directory.is_dir():
-        _log_salvage(salvage(directory))
-    return IndexedJournal(directory, fsync=settings.fsync)
+        _log_salvage(store.salvage(directory))
+    return store.open(JournalConfig(directory, settings.fsync))
 
 
 async def recover(store: Store, sandboxes: Sandboxes) -> None:

@@ -31,6 +31,7 @@ from ..journal.base import (
     TurnRow,
 )
 from ..journal.disk import Disk
+from ..journal.registry import DIRECTORY
 from .data_watch import DataWatch
 from .ownership import delivery_error, find_delivery, find_episode
 
@@ -115,7 +116,7 @@ class Store:
         self.journal = journal
         self._disk = disk
         if self._data_dir is not None:
-            watched = [self._data_dir, self._data_dir / "journal"]
+            watched = [self._data_dir, self._data_dir / DIRECTORY]
             self._watch = DataWatch([path for path in watched if path.is_dir()], self.trouble)
         self._readers = ThreadPoolExecutor(max_workers=READER_THREADS, thread_name_prefix="errata-read")
         # Compactions run one at a time, for minutes: on the threads of the reads they would hold reads up.
@@ -203,7 +204,7 @@ class Store:
             JournalUnavailable: The store is closed.
         """
         if self._data_dir is not None:
-            self.journal_bytes = await self._read(_size, self._data_dir / "journal")
+            self.journal_bytes = await self._read(_size, self._data_dir / DIRECTORY)
 
     def free_bytes(self) -> float:
         """Return how much a commit may still write to the disk, in bytes; NaN where that is not known."""

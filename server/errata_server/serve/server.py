@@ -27,6 +27,7 @@ from errata_protocol.errors import InvalidRequest
 from .. import descriptors
 from ..app.multi_environment import compose, mount_by_name
 from ..doors.auth import LOOPBACK_NAMES, is_loopback
+from ..journal import registry as journal_registry
 from ..log import say
 from ..runtime.data_lock import announce_url
 from ..runtime.registry import RUNTIMES
@@ -202,8 +203,10 @@ def checked_settings(settings: Settings, bind: Bind) -> Settings:
         The settings, with ``allowed_hosts`` set if the address is a loopback address and they were empty.
 
     Raises:
-        InvalidRequest: Other machines could use the server without a token.
+        InvalidRequest: Other machines could use the server without a token; or the journal store is not installed.
     """
+    if settings.journal_store is not None:
+        journal_registry.check(settings.journal_store)
     if not is_loopback(bind.host) and settings.token is None and not (bind.insecure or settings.insecure):
         raise InvalidRequest(
             f"{bind.host} can be reached from other machines and no token is set: set ERRATA_TOKEN, "
