@@ -218,5 +218,5 @@ def test_a_failing_machine_ends_the_run_and_is_no_output(tmp_path: Path, run: Ca
                 yield "echo never"
 
         with pytest.raises((TimeoutError, ConnectionError)), pytest.MonkeyPatch.context() as patched:
-            patched.setattr("terminal_env.client.MESSAGE_TIMEOUT_S", 3.0)
+            patched.setattr("errata_environment.published.client.MESSAGE_TIMEOUT_S", 3.0)
             run(dying.url, Killing())
