@@ -31,6 +31,7 @@ NOT_READ = {
     ("journal salvage", "output"): "is written",
     ("image export", "output"): "is written",
     ("swe grade", "out"): "is written",
+    ("init", "output_dir"): "is written",
     ("conformance", "junit"): "is written",
     ("bench", "json"): "is written",
     ("bench", "data_dir"): "is written",
