@@ -27,6 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 SOURCES = ("protocol", "server", "client", "envs", "trainer_adapter", "bench")
 PACKAGES = (
     "errata_protocol",
+    "errata_os",
     "errata_sandboxd",
     "errata_server",
     "errata_client",

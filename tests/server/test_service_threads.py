@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 import errata_server
-from errata_server import service_threads
+from errata_os import service_threads
+from errata_os.service_threads import ServiceThread
 from errata_server.concurrency.os_threads import OsThreads
 from errata_server.concurrency.threads import ThreadGone
 from errata_server.journal.memory import MemoryJournal
 from errata_server.journal.writer import ThreadWriter
 from errata_server.runtime.runtime import Runtime
-from errata_server.service_threads import ServiceThread
 from errata_server.settings import Settings
 
 SERVER = Path(errata_server.__file__).parent

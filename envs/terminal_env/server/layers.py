@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from weakref import WeakKeyDictionary
 
+from errata_os.input_files import FileRefused, read_file
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.grading.staging import staged
-from errata_server.input_files import FileRefused, read_file
 from errata_server.sandbox.base import WORKSPACE, Backend, CommandResult, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.recipe import AGENT_UID
 from errata_server.sandbox.spec import Entry, SandboxSpec, SpecRefused
