@@ -68,6 +68,7 @@ def picture() -> str:
             parts.append(box(SERVER_X + 10 + column * (width + GAP), y, width, ROW, name, CHARTERS[name], "package"))
         y += ROW + GAP
     bottom = y + 4
+    floor = bottom + 22 + ROW + 22
     side = 216
     outer = [
         f'<rect x="{SERVER_X}" y="14" width="{SERVER_W}" height="{bottom - 14:g}" rx="6" class="house"/>',
@@ -81,14 +82,14 @@ def picture() -> str:
         box(730, 104, side, ROW, "swe_bench_lite_env/server", "preparation, grading", "house"),
         box(730, 170, side, ROW, "errata_environment", "kit: sandboxed base, tools, grading", "house"),
         box(730, 236, side, ROW, "terminal_env, swe_bench_lite_env", "models, clients: what is published", "house"),
-        box(
-            14, bottom + 34, WIDTH - 28, ROW, "errata_protocol", "pure values: errors, markers, payloads, mux", "house"
-        ),
+        box(SERVER_X, bottom + 22, SERVER_W, ROW, "errata_os", "threads, open files, files of others", "house"),
+        box(14, floor, WIDTH - 28, ROW, "errata_protocol", "pure values: errors, markers, payloads, mux", "house"),
     ]
     arrows = [
         arrow(122, 48, 122, 106),
-        arrow(30, 144, 30, bottom + 30),
-        arrow(480, bottom, 480, bottom + 30),
+        arrow(30, 144, 30, floor - 4),
+        arrow(480, bottom, 480, bottom + 18),
+        arrow(480, floor - 22, 480, floor - 4),
         arrow(726, 31, 714, 31),
         arrow(726, 79, 714, 79),
         arrow(726, 121, 714, 121),
@@ -96,9 +97,9 @@ def picture() -> str:
         arrow(838, 138, 838, 166),
         arrow(726, 187, 714, 187),
         arrow(838, 204, 838, 232),
-        arrow(838, 270, 838, bottom + 30),
+        arrow(838, 270, 838, floor - 4),
     ]
-    height = bottom + 34 + ROW + 14
+    height = floor + ROW + 14
     style = (
         "text{font-family:Helvetica,Arial,sans-serif;fill:#1b1f24}.name{font-size:12px;font-weight:600}"
         ".what{font-size:11px;fill:#57606a}.house{fill:#f6f8fa;stroke:#8c959f}.package{fill:#fff;stroke:#afb8c1}"

@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 MARKS = ("<!-- modules of a step: scripts/step_modules.py -->", "<!-- end -->")
 TARGET = "errata_bench.environments:FreeEcho"
 DOORS = {"plain": "a plain socket", "mux": "the multiplexed socket"}
-PACKAGES = ("errata_server", "errata_protocol")
+PACKAGES = ("errata_server", "errata_protocol", "errata_os")
 TICKING = ("errata_server.serve.server", "errata_server.runtime.data_watch")
 """Not of a step: uvicorn resumes the one ten times a second, and the other looks twice a second."""
 WINDOWS = 12

@@ -26,6 +26,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = (
     "errata_protocol",
+    "errata_os",
     "errata_client",
     "errata_server",
     "errata_environment",

@@ -61,6 +61,7 @@ ERRATA = Distribution(
     ("protocol", "server", "client", "envs", "trainer_adapter"),
     (
         "errata_protocol",
+        "errata_os",
         "errata_sandboxd",
         "errata_server",
         "errata_environment",

@@ -29,6 +29,7 @@ PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage"
 
 PACKAGES = {
     "errata_protocol": "protocol",
+    "errata_os": "server",
     "errata_client": "client",
     "errata_server": "server",
     "errata_environment": "server",

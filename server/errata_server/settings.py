@@ -10,10 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from errata_os.input_files import FileRefused, read_file
 from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import InvalidRequest
-
-from .input_files import FileRefused, read_file
 
 MAX_TOKEN_FILE = 65_536
 """Largest file of tokens that is read, bytes: a wrong path may lead to a device or to anything else."""

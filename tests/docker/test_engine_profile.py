@@ -37,6 +37,7 @@ def test_the_brokers_image_has_what_the_broker_imports_and_no_more(containers: C
     absent = "import importlib.util as u; print([n for n in {} if u.find_spec(n)])"
     names = [
         "errata_server",
+        "errata_os",
         "errata_protocol",
         "errata_client",
         "gradio",

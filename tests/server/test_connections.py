@@ -12,8 +12,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from errata_os import descriptors
 from errata_protocol.errors import InvalidRequest
-from errata_server import descriptors
 from errata_server.serve.connections import Connections
 from errata_server.serve.server import Bind, _config, _listen
 from errata_server.settings import Settings

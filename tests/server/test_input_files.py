@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from errata_server.input_files import FileRefused, open_regular, read_file
+from errata_os.input_files import FileRefused, open_regular, read_file
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from errata_client import ErrataClient
+from errata_os import descriptors
 from errata_protocol.errors import JournalUnavailable
-from errata_server import descriptors
 from errata_server.journal import DirectoryDisk, IndexedJournal
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime

@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 
 import errata_server
-from errata_server import service_threads
+from errata_os import service_threads
+from errata_os.service_threads import ServiceThread
 from errata_server.concurrency.os_threads import OsThreads
 from errata_server.concurrency.threads import ThreadGone
 from errata_server.journal.memory import MemoryJournal
 from errata_server.journal.writer import ThreadWriter
 from errata_server.runtime.runtime import Runtime
-from errata_server.service_threads import ServiceThread
 from errata_server.settings import Settings
 
 SERVER = Path(errata_server.__file__).parent
+OS = Path(service_threads.__file__).parent
 
 OTHERS = {
     "process.py": "reads the log of a server in another process, in tests and benchmarks",
@@ -42,8 +43,15 @@ def sources() -> list[Path]:
     programs = {envs / "swe_bench_lite_env/server/prepare/index.py"}
     return [
         *SERVER.rglob("*.py"),
+        *OS.rglob("*.py"),
         *(path for path in envs.rglob("*.py") if "server" in path.parts and path not in programs),
     ]
+
+
+def name(path: Path) -> str:
+    """Return the path below the package, or the whole one of a file of an environment."""
+    package = next((package for package in (SERVER, OS) if path.is_relative_to(package)), Path("/"))
+    return path.relative_to(package).as_posix()
 
 
 def starts_a_thread(tree: ast.AST) -> list[int]:
@@ -59,8 +67,7 @@ def starts_a_thread(tree: ast.AST) -> list[int]:
 
 
 def test_every_thread_of_the_server_is_a_service_thread() -> None:
-    found = {path.relative_to(SERVER).as_posix() if path.is_relative_to(SERVER) else str(path): lines
-             for path in sources() if (lines := starts_a_thread(ast.parse(path.read_text())))}  # fmt: skip
+    found = {name(path): lines for path in sources() if (lines := starts_a_thread(ast.parse(path.read_text())))}
     assert found.keys() == {"service_threads.py", *OTHERS}, found
     assert len(found["service_threads.py"]) == 1
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from errata_environment.grading import staging
+from errata_os.user_cache import user_cache
 from errata_protocol.errors import SandboxUnavailable
 from errata_server.sandbox.base_trees.tree import base_directories
-from errata_server.user_cache import user_cache
 from swe_bench_lite_env.server.prepare import store
 from terminal_env.server.check import results
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from errata_server.input_files import kind_of, read_file
+from errata_os.input_files import kind_of, read_file
 from errata_server.sandbox.spec import (
     DEFAULT_PATH,
     Directory,

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 from errata_environment.grading.staging import staged
 from errata_environment.shared_builds import SharedBuilds
+from errata_os.input_files import FileRefused, read_file
 from errata_protocol.errors import EnvironmentFailed
-from errata_server.input_files import FileRefused, read_file
 from errata_server.sandbox.base import WORKSPACE, Backend, CommandResult, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.recipe import AGENT_UID
 from errata_server.sandbox.spec import Entry, SandboxSpec, SpecRefused

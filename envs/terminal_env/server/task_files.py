@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from errata_server.input_files import FileRefused, kind_of, read_file
+from errata_os.input_files import FileRefused, kind_of, read_file
 
 MAX_TEXT_BYTES = 256 * 1024
 """Largest size of task.toml, instruction.md, a Dockerfile and .dockerignore, bytes."""

@@ -36,9 +36,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from errata_environment.tasks.task_api import UnknownSplit
+from errata_os.input_files import open_regular
 from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
-from errata_server.input_files import open_regular
 from errata_server.sandbox.spec import WORKSPACE
 
 from .dockerfile import Copy, DockerfileInvalid, Recipe, read

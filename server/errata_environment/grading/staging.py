@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from errata_os.user_cache import user_cache
 from errata_protocol.errors import SandboxUnavailable
-from errata_server.user_cache import user_cache
 
 _copies: dict[tuple[str, ...], Path] = {}
 _lock = threading.Lock()

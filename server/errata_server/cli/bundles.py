@@ -12,12 +12,12 @@ from typing import Annotated, BinaryIO
 
 import typer
 
+from errata_os.input_files import open_regular
 from errata_protocol.bundle import bundle_lines
 from errata_protocol.bundle_check import Verification, verify_bundle
 from errata_protocol.errors import JournalUnavailable
 from errata_protocol.printable import printable
 
-from ..input_files import open_regular
 from .source import DataDir, Json, Source, Url
 
 cli = typer.Typer(

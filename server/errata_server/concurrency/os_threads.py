@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
+from errata_os.service_threads import ServiceThread
+
 from ..clock import Clock
-from ..service_threads import ServiceThread
 from .calls import Call, ThreadGone
 from .threads import AbandonedCalls, Threads
 

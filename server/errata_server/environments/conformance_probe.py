@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from errata_os.input_files import FileRefused, read_file
 from errata_protocol.printable import printable
 
-from ..input_files import FileRefused, read_file
 from .discovery import MANIFEST
 
 log = logging.getLogger("errata.server")

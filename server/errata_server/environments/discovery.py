@@ -17,10 +17,9 @@ from typing import Any
 
 import yaml
 
+from errata_os.input_files import FileRefused, read_file
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.printable import printable
-
-from ..input_files import FileRefused, read_file
 
 log = logging.getLogger("errata.server")
 

@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 import apsw
 
+from errata_os import descriptors
+from errata_os.service_threads import ServiceThread
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
-from .. import descriptors
-from ..service_threads import ServiceThread
 from .base import DeliveryRow, EpisodeRow, Reads, Record, RewardRow, Settled
 from .codec import Deletion, encode_record
 from .delegated import DelegatedReads

@@ -10,9 +10,9 @@ from typing import Any
 
 import apsw
 
+from errata_os import descriptors
 from errata_protocol.errors import JournalUnavailable
 
-from .. import descriptors
 from .base import JournalDamaged
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from errata_os.descriptors import explained
 from errata_protocol.errors import JournalUnavailable
 
-from ..descriptors import explained
 from .base import JournalDamaged
 from .codec import (
     FRAME_BYTES,

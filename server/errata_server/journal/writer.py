@@ -16,9 +16,9 @@ from collections.abc import Callable, Generator, Sequence
 
 from msgspec import Struct
 
+from errata_os.service_threads import ServiceThread
 from errata_protocol.errors import ErrataError, JournalUnavailable
 
-from ..service_threads import ServiceThread
 from .base import Record, Settled
 
 log = logging.getLogger("errata.journal")

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from errata_os.input_files import read_file
 from errata_protocol.bounded_json import decode
 from errata_protocol.bundle import DeliveryRecord, FailureRecord, parse_line
 from errata_protocol.errors import InvalidRequest
-
-from ..input_files import read_file
 
 Kind = Literal["reset", "step", "mcp"]
 _MAX_BYTES = 64 * 1024**2

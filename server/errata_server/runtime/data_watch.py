@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..service_threads import ServiceThread
+from errata_os.service_threads import ServiceThread
 
 WATCH_S = 0.5
 """Between two looks at the directories."""

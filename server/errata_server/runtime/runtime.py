@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from errata_os import descriptors
 from errata_protocol.errors import JournalUnavailable
 
-from .. import descriptors
 from ..clock import Clock
 from ..concurrency.fair_lock import FairLock
 from ..concurrency.os_threads import OsThreads

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from errata_os.input_files import open_regular
 from errata_protocol.bundle import (
     MAX_LINE_BYTES,
     BundledEpisode,
@@ -32,7 +33,6 @@ from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, R
 from ..doors import http_routes
 from ..doors.auth import guard
 from ..episodes.interface import Delivered
-from ..input_files import open_regular
 from ..runtime.ownership import missing_delivery
 from ..runtime.readiness import listed_without_details
 from ..settings import Settings

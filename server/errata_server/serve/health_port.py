@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET, socket
 from typing import Any
 
+from errata_os.service_threads import ServiceThread
 from errata_protocol.errors import InvalidRequest
 
 from ..runtime.loop_lag import LoopLag
 from ..runtime.readiness import Readiness
-from ..service_threads import ServiceThread
 
 log = logging.getLogger("errata.server")
 

@@ -20,11 +20,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from errata_os import descriptors
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import InvalidRequest
 
-from .. import descriptors
 from ..app.multi_environment import compose, mount_by_name
 from ..doors.auth import LOOPBACK_NAMES, is_loopback
 from ..journal import registry as journal_registry

@@ -25,13 +25,13 @@ from types import MappingProxyType
 from typing import Any
 
 from errata_environment.shared_builds import SharedBuilds
+from errata_os.user_cache import user_cache
 from errata_protocol.errors import EnvironmentFailed, ErrataError, InvalidRequest, SandboxFailed, SandboxUnavailable
 from errata_protocol.names import INSTANCE, member_path
 from errata_protocol.printable import printable_lines
 from errata_server.sandbox.base import Backend, CommandResult, Limits, Sandbox, SandboxSnapshot
 from errata_server.sandbox.base_trees.derived import using
 from errata_server.sandbox.spec import DEFAULT_PATH, Directory, Entry, File, SandboxSpec, Symlink
-from errata_server.user_cache import user_cache
 
 from ...dataset import Instance
 from ...recipes import Recipe

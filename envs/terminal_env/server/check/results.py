@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from errata_os.user_cache import user_cache
 from errata_protocol.errors import EnvironmentFailed
 from errata_server.sandbox.base import Backend
-from errata_server.user_cache import user_cache
 
 from ..tasks import LOCAL, Task
 

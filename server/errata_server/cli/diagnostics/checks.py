@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ... import descriptors
+from errata_os import descriptors
+
 from ...sandbox.base import BackendConfig, BackendType, Finding
 from .probes import Machine
 

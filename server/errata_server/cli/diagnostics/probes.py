@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ... import descriptors
+from errata_os import descriptors
+
 from ...settings import Settings
 
 _SYNCS = 20

@@ -35,11 +35,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from errata_os.input_files import FileRefused, read_file
+from errata_os.user_cache import user_cache
 from errata_protocol.errors import SandboxUnavailable
 from errata_protocol.names import BASE, BASE_ID, InvalidName, Kind, shown
 
-from ...input_files import FileRefused, read_file
-from ...user_cache import user_cache
 from ..files import as_owner
 from ..files.walk import remove_tree
 from ..host.privileges import check_privileges

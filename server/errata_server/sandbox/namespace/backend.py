@@ -22,10 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 
+from errata_os import descriptors
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
-from ... import descriptors
 from ..base import Backend, BackendInfo, CollectReport, Limits, Sandbox, SandboxSnapshot
 from ..base_trees.recipe import VERIFIER_DIRECTORY
 from ..base_trees.tree import AGENT_UID, BaseTree, check_owner, find_base

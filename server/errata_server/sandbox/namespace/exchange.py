@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from errata_os.descriptors import EXHAUSTED, explained
 from errata_protocol.errors import SandboxFailed
 
-from ...descriptors import EXHAUSTED, explained
 from ..base import LimitHit
 from ..output import BoundedOutput
 from .runner_pool import Runner

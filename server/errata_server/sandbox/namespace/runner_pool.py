@@ -27,10 +27,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from errata_os.descriptors import EXHAUSTED, explained
+from errata_os.service_threads import ServiceThread
 from errata_protocol.errors import SandboxFailed
 
-from ...descriptors import EXHAUSTED, explained
-from ...service_threads import ServiceThread
 from ..launcher import PROGRAMS
 from ..launcher.messages import LauncherConfig
 

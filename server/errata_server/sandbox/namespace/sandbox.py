@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
+from errata_os.descriptors import explained
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed
 
-from ...descriptors import explained
 from .. import shell_state
 from ..base import CommandResult, LimitHit, Limits, PathRefused, Sandbox, SandboxSnapshot
 from ..base_trees.tree import BaseTree
