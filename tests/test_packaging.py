@@ -33,9 +33,9 @@ class Distribution:
     """A distribution that this repository is the source of.
 
     Args:
-        folder: Folder of its ``pyproject.toml``, below the root.
-        sources: Folders of its packages, below the root.
-        packages: Its import packages.
+        folder: Folder of the distribution's ``pyproject.toml``, below the root.
+        sources: Folders that hold the packages, below the root.
+        packages: Names of the import packages that it holds.
     """
 
     folder: str

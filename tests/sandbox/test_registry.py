@@ -68,7 +68,7 @@ def errata(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]
 
 
 def test_our_own_backends_are_entry_points() -> None:
-    assert {"namespace", "fake"} <= registry.installed().keys()
+    assert {"namespace", "fake"} <= registry.BACKENDS.installed.keys()
     assert registry.backend_type(None) is registry.backend_type(registry.DEFAULT)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import httpx
 import pytest
 
 from errata_client import ErrataClient, Ticket
+from errata_os.plugins import PluginGroup
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, NotSupported
 from errata_protocol.payload import digest
-from errata_server.journal import IndexedJournal, registry
+from errata_server.journal import IndexedJournal, JournalType, registry
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
 from errata_server.serve.server import Bind, checked_settings
@@ -30,7 +30,7 @@ JSON_LINES = Settings(journal_store="json_lines", disk_floor_bytes=0)
 
 
 @pytest.fixture
-def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Install another distribution, which brings the stores ``json_lines``, ``broken`` and ``odd``."""
     site = tmp_path_factory.mktemp("site")
     info = site / "json_lines_journal-1.0.dist-info"
@@ -43,25 +43,24 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(site))
     for name in ("ERRATA_DATA_DIR", "ERRATA_JOURNAL_STORE", "ERRATA_TOKEN", "ERRATA_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    registry.installed.cache_clear()
-    yield site
-    registry.installed.cache_clear()
+    monkeypatch.setattr(registry, "STORES", PluginGroup(registry.GROUP, JournalType, "journal store"))
+    return site
 
 
 async def played(url: str) -> tuple[str, Ticket, list[bytes]]:
-    """Play two steps; return the episode's id, the session's ticket and the payloads as they were told."""
+    """Play two steps; return the episode's id, the session's ticket and the payloads that the server answered with."""
     async with ErrataClient[Any, Any, Any](f"{url}/CountEnvironment", mux=True, durable=True) as client:
         await client.reset(seed=7)
         await client.step({"n": 3})
         await client.step({"n": 4, "do": "mark"})
         eid = str(client.eid)
-        told = [httpx.get(f"{url}/episodes/{eid}/states/{t}").content for t in range(3)]
-        return eid, client.ticket(), told
+        payloads = [httpx.get(f"{url}/episodes/{eid}/states/{t}").content for t in range(3)]
+        return eid, client.ticket(), payloads
 
 
-async def goes_on(url: str, eid: str, ticket: Ticket, told: list[bytes]) -> None:
-    """Fail unless an episode is there as it was told, and its session goes on and can be forked."""
-    assert [httpx.get(f"{url}/episodes/{eid}/states/{t}").content for t in range(3)] == told
+async def goes_on(url: str, eid: str, ticket: Ticket, payloads: list[bytes]) -> None:
+    """Fail unless an episode has the same payloads, and its session goes on and can be forked."""
+    assert [httpx.get(f"{url}/episodes/{eid}/states/{t}").content for t in range(3)] == payloads
     again = ErrataClient[Any, Any, Any].resume(f"{url}/CountEnvironment", ticket)
     assert (await again.step({"n": 1})).observation["n"] == 8
     child = await again.fork(1)
@@ -75,18 +74,18 @@ async def errata(*words: str, data_dir: Path) -> Ended:
 
 
 def test_our_own_store_is_an_entry_point() -> None:
-    assert registry.DEFAULT in registry.installed()
+    assert registry.DEFAULT in registry.STORES.installed
 
 
 @pytest.mark.usefixtures("elsewhere")
 async def test_another_distributions_store_keeps_what_a_server_answered(tmp_path: Path) -> None:
     with LocalServer(COUNT, tmp_path, JSON_LINES) as server:
         assert isinstance(server.served.runtime.store.journal, JsonLinesJournal)
-        eid, ticket, told = await played(server.url)
+        eid, ticket, payloads = await played(server.url)
         read = await errata("replay", eid, "1", data_dir=tmp_path)  # beside the server
-        assert (read.status, read.stdout.encode()) == (0, told[1])
-    with LocalServer(COUNT, tmp_path) as server:  # which is not told the store's name
-        await goes_on(server.url, eid, ticket, told)
+        assert (read.status, read.stdout.encode()) == (0, payloads[1])
+    with LocalServer(COUNT, tmp_path) as server:  # without the store's name
+        await goes_on(server.url, eid, ticket, payloads)
     assert {file.name for file in (tmp_path / registry.DIRECTORY).iterdir()} == {FILE}
 
 
@@ -95,10 +94,10 @@ async def test_commands_read_and_change_it_without_being_told_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LocalServer(COUNT, tmp_path, JSON_LINES) as server:
-        eid, _, told = await played(server.url)
+        eid, _, payloads = await played(server.url)
     monkeypatch.setenv("ERRATA_JOURNAL_STORE", registry.DEFAULT)  # of the servers of this user; commands look for it
     read = await errata("replay", eid, "2", data_dir=tmp_path)
-    assert digest(read.stdout.encode()) == digest(told[2]), read.stderr
+    assert digest(read.stdout.encode()) == digest(payloads[2]), read.stderr
     listed = json.loads((await errata("episodes", "--json", data_dir=tmp_path)).stdout)
     assert [episode["eid"] for episode in listed["episodes"]] == [eid]
     assert json.loads((await errata("journal", "verify", "--json", data_dir=tmp_path)).stdout)["ok"]
@@ -112,9 +111,9 @@ async def test_commands_read_and_change_it_without_being_told_the_store(
 async def test_a_store_without_a_repair_says_so(tmp_path: Path) -> None:
     with LocalServer(COUNT, tmp_path, JSON_LINES) as server:
         await played(server.url)
-    told = await errata("journal", "salvage", "--dry-run", data_dir=tmp_path)
-    assert_refused(told)
-    assert "its store (tests.server.json_lines_journal) has no repair; restore it from a copy" in told.stderr
+    ended = await errata("journal", "salvage", "--dry-run", data_dir=tmp_path)
+    assert_refused(ended)
+    assert "its store (tests.server.json_lines_journal) has no repair; restore it from a copy" in ended.stderr
     with pytest.raises(NotSupported, match="has no repair"):
         Runtime(JSON_LINES.model_copy(update={"data_dir": tmp_path, "journal_salvage": True}))
 
@@ -167,10 +166,10 @@ def test_a_store_that_cannot_be_used_is_named_with_its_reason(tmp_path: Path, na
 async def test_errata_serve_takes_the_name_of_a_store(elsewhere: Path, tmp_path: Path) -> None:
     env = {"PYTHONPATH": os.pathsep.join([str(elsewhere), os.environ.get("PYTHONPATH", "")])}
     with ServerProcess(COUNT, tmp_path, "--journal-store", "json_lines", env=env) as server:
-        eid, ticket, told = await played(server.url)
+        eid, ticket, payloads = await played(server.url)
         server.kill()
     with LocalServer(COUNT, tmp_path) as again:
-        await goes_on(again.url, eid, ticket, told)
+        await goes_on(again.url, eid, ticket, payloads)
 
 
 def test_a_store_that_is_not_installed_is_refused_by_the_check_of_the_settings() -> None:
@@ -182,9 +181,9 @@ async def test_the_journal_of_a_store_that_is_gone_is_named(tmp_path: Path) -> N
     (tmp_path / "one" / registry.DIRECTORY).mkdir(parents=True)
     registry.write_name(tmp_path / "one", "uninstalled")
     for words in (["episodes"], ["journal", "salvage"]):
-        told = await errata(*words, data_dir=tmp_path / "one")
-        assert_refused(told)
-        assert "no journal store 'uninstalled' is installed" in told.stderr
+        ended = await errata(*words, data_dir=tmp_path / "one")
+        assert_refused(ended)
+        assert "no journal store 'uninstalled' is installed" in ended.stderr
     with pytest.raises(InvalidRequest, match="no journal store 'uninstalled' is installed"):
         Runtime(Settings(data_dir=tmp_path / "one"))
 

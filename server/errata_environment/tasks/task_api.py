@@ -89,7 +89,7 @@ def pick(split: str, tasks: Sequence[TaskT], index: int | None, seed: int | None
 
     Args:
         split: Name of the split.
-        tasks: Its tasks.
+        tasks: Tasks of the split, in order.
         index: Position in the split; None to draw a task.
         seed: Seed of the draw.
         word: Word for the tasks in the error message.

@@ -340,8 +340,8 @@ class Distribution(NamedTuple):
     """Another distribution of this project.
 
     Args:
-        name: Its name on a package index.
-        folder: The folder of a checkout that it is made of.
+        name: Name of the distribution on a package index.
+        folder: Folder of a checkout that the distribution is made of.
     """
 
     name: str

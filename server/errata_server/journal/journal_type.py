@@ -48,7 +48,7 @@ class JournalType(ABC):
         nothing on disk is changed.
 
         Args:
-            directory: As in `JournalConfig`.
+            directory: Directory of the journal's files.
 
         Raises:
             JournalUnavailable: There is no journal, or it cannot be read.
@@ -58,7 +58,7 @@ class JournalType(ABC):
         """Return whether a journal has never held a row; commands that list several journals leave such ones out.
 
         Args:
-            directory: As in `JournalConfig`; it exists.
+            directory: Directory of the journal's files, which exists.
 
         Raises:
             JournalUnavailable: It cannot be read.
@@ -69,7 +69,7 @@ class JournalType(ABC):
         """Repair a damaged journal in place, or into a copy. No server may be running on one that is repaired in place.
 
         Args:
-            directory: As in `JournalConfig`.
+            directory: Directory of the journal's files.
             output: Directory of a repaired copy, which must not exist yet; None to repair in place.
             dry_run: Whether to report only.
 

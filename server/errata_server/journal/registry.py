@@ -1,17 +1,16 @@
 """Finds the installed journal stores, and the one that keeps the journal of a data directory.
 
-A store is a `journal_type.JournalType` that an entry point of the group ``errata.journal_stores`` names. A data
-directory holds the name of its store in the file `NAME_FILE`, so that commands read it without being told; without the
-file its store is `DEFAULT`.
+A store is a `journal_type.JournalType` that an entry point of the group ``errata.journal_stores`` names. The file
+`NAME_FILE` in a data directory has the name of its store, so commands need no option for it. A directory without that
+file has the store `DEFAULT`.
 """
 
 from __future__ import annotations
 
 import os
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from errata_os.plugins import PluginGroup
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from .disk import DirectoryDisk
@@ -28,52 +27,8 @@ NAME_FILE = "journal-store"
 """Name of the file in a data directory that holds the name of its store."""
 
 
-@cache
-def installed() -> dict[str, EntryPoint]:
-    """Return the entry points of the installed stores by name, without importing them."""
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def check(name: str) -> EntryPoint:
-    """Return the entry point of a store without importing it.
-
-    Args:
-        name: Name of the entry point.
-
-    Raises:
-        InvalidRequest: No store of that name is installed.
-    """
-    found = installed().get(name)
-    if found is None:
-        known = ", ".join(sorted(installed())) or "none: install the project again, `pip install .`"
-        raise InvalidRequest(f"no journal store {name!r} is installed; there are: {known}")
-    return found
-
-
-def journal_type(name: str) -> JournalType:
-    """Import and return a kind of journal; it is imported once.
-
-    Args:
-        name: Name of the entry point.
-
-    Raises:
-        InvalidRequest: No store of that name is installed, it cannot be imported, or it is not a `JournalType`.
-    """
-    return _loaded(check(name))
-
-
-@cache
-def _loaded(point: EntryPoint) -> JournalType:
-    """Import an entry point and return an instance of its class, once."""
-    try:
-        found = point.load()
-    except (ImportError, AttributeError) as error:
-        raise InvalidRequest(f"journal store {point.name!r} ({point.value}) cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, JournalType)):
-        raise InvalidRequest(
-            f"journal store {point.name!r} ({point.value}) is not an errata_server.journal.journal_type.JournalType"
-        )
-    return found()
+STORES = PluginGroup(GROUP, JournalType, "journal store")  # type: ignore[type-abstract]
+"""The installed stores."""
 
 
 def journal_in(data_dir: Path) -> Path:
@@ -110,10 +65,10 @@ def type_in(data_dir: Path) -> JournalType:
     """Return the kind of journal that a data directory has.
 
     Raises:
-        InvalidRequest: See `journal_type`.
+        InvalidRequest: See `PluginGroup.load`.
         JournalUnavailable: See `name_in`.
     """
-    return journal_type(name_in(data_dir))
+    return STORES.load(name_in(data_dir))
 
 
 def choose(data_dir: Path, wanted: str | None) -> JournalType:
@@ -124,13 +79,13 @@ def choose(data_dir: Path, wanted: str | None) -> JournalType:
         wanted: Name of the store that the settings name; None for that of the data directory.
 
     Raises:
-        InvalidRequest: See `journal_type`; or the directory has the journal of another store.
+        InvalidRequest: See `PluginGroup.load`; or the directory has the journal of another store.
         JournalUnavailable: The name cannot be read or written; or an earlier Errata kept its journal there.
     """
     there, directory = name_in(data_dir), journal_in(data_dir)
     if wanted is None or wanted == there:
-        return journal_type(there)
-    chosen = journal_type(wanted)
+        return STORES.load(there)
+    chosen = STORES.load(wanted)
     if directory.is_dir() and any(directory.iterdir()):
         raise InvalidRequest(
             f"the journal in {data_dir} is one of the store {there!r}, not of {wanted!r}: give --journal-store {there} "

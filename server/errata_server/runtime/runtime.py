@@ -96,7 +96,7 @@ class Runtime:
         if settings.sandbox is not None:
             sandbox_registry.check(settings.sandbox)  # now rather than at the first session
         if settings.journal_store is not None:
-            journal_registry.check(settings.journal_store)  # also without a data directory
+            journal_registry.STORES.check(settings.journal_store)  # also without a data directory
         self.settings = settings
         self.ids = ids or Ids()
         self.clock = clock or Clock()

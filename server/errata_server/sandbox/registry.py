@@ -5,11 +5,9 @@ A backend is a `base.BackendType` that an entry point of the group ``errata.sand
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from errata_protocol.errors import InvalidRequest
+from errata_os.plugins import PluginGroup
 
 from .base import Backend, BackendConfig, BackendType
 
@@ -21,10 +19,8 @@ DIRECTORY = "sandboxes"
 """Name of a backend's directory below a data directory."""
 
 
-@cache
-def installed() -> dict[str, EntryPoint]:
-    """Return the entry points of the installed backends by name, without importing them."""
-    return {point.name: point for point in entry_points(group=GROUP)}
+BACKENDS = PluginGroup(GROUP, BackendType, "sandbox backend")  # type: ignore[type-abstract]
+"""The installed backends."""
 
 
 def backend_type(name: str | None) -> BackendType:
@@ -36,25 +32,11 @@ def backend_type(name: str | None) -> BackendType:
     Raises:
         InvalidRequest: No backend of that name is installed, it cannot be imported, or it is not a `BackendType`.
     """
-    return _loaded(check(name))
+    return BACKENDS.load(DEFAULT if name is None else name)
 
 
-@cache
-def _loaded(point: EntryPoint) -> BackendType:
-    """Import an entry point and return an instance of its class, once."""
-    try:
-        made = point.load()()
-    except ImportError as error:
-        raise InvalidRequest(f"sandbox backend {point.name!r} ({point.value}) cannot be imported: {error}") from error
-    if not isinstance(made, BackendType):
-        raise InvalidRequest(
-            f"sandbox backend {point.name!r} ({point.value}) is not an errata_server.sandbox.base.BackendType"
-        )
-    return made
-
-
-def check(name: str | None) -> EntryPoint:
-    """Return the entry point of a backend without importing it.
+def check(name: str | None) -> None:
+    """Check that a backend is installed, without importing it.
 
     Args:
         name: Name of the entry point; None for `DEFAULT`.
@@ -62,12 +44,7 @@ def check(name: str | None) -> EntryPoint:
     Raises:
         InvalidRequest: No backend of that name is installed.
     """
-    name = DEFAULT if name is None else name
-    found = installed().get(name)
-    if found is None:
-        known = ", ".join(sorted(installed())) or "none: install the project again, `pip install .`"
-        raise InvalidRequest(f"no sandbox backend {name!r} is installed; there are: {known}")
-    return found
+    BACKENDS.check(DEFAULT if name is None else name)
 
 
 def create(name: str | None, config: BackendConfig) -> Backend:

@@ -206,7 +206,7 @@ def checked_settings(settings: Settings, bind: Bind) -> Settings:
         InvalidRequest: Other machines could use the server without a token; or the journal store is not installed.
     """
     if settings.journal_store is not None:
-        journal_registry.check(settings.journal_store)
+        journal_registry.STORES.check(settings.journal_store)
     if not is_loopback(bind.host) and settings.token is None and not (bind.insecure or settings.insecure):
         raise InvalidRequest(
             f"{bind.host} can be reached from other machines and no token is set: set ERRATA_TOKEN, "

@@ -37,7 +37,7 @@ class PairSource(Protocol):
     needs_logprobs: bool = False
 
     def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        """Take what the trainer knows, once before training.
+        """Receive the student's tokenizer and the name of the reference. Called once, before training.
 
         Args:
             tokenizer: Tokenizer of the student.
