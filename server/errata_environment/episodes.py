@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Self
+from typing import ClassVar, Self
 
 from errata_protocol.environment import Snapshot, SnapshotRef
 from errata_protocol.errors import EnvironmentFailed
@@ -16,11 +16,13 @@ _VERSION = 1
 
 @dataclass(slots=True)
 class SavedEpisode:
-    """Base class of an episode's record. Its fields are saved in their order.
+    """Base class of an episode's record. Its fields are saved in their order, and a snapshot that lacks one is refused.
 
-    A field with a default may be missing in a snapshot: add fields with defaults only, so that snapshots of earlier
-    versions can be read.
+    Attributes:
+        ADDED_LATER: Names of fields, each with a default, that snapshots of earlier versions lack.
     """
+
+    ADDED_LATER: ClassVar[frozenset[str]] = frozenset()
 
     def saved(self, sandbox: SandboxSnapshot) -> Snapshot:
         """Return the snapshot of this episode with its files at ``sandbox``."""
@@ -47,7 +49,8 @@ class SavedEpisode:
             record = json.loads(snapshot.state)
             if record["v"] != _VERSION:
                 raise ValueError(f"version {record['v']}, this server reads version {_VERSION}")
-            episode = cls(**{item.name: record[item.name] for item in fields(cls) if item.name in record})
+            names = [item.name for item in fields(cls) if item.name in record or item.name not in cls.ADDED_LATER]
+            episode = cls(**{name: record[name] for name in names})
             return episode, SandboxSnapshot(
                 SnapshotRef(*record["ref"]), base64.b64decode(record["shell"], validate=True)
             )

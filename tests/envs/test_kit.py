@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -32,18 +33,30 @@ def test_the_bytes_of_a_saved_episode_are_those_of_earlier_journals() -> None:
     )
 
 
-def test_only_a_field_with_a_default_may_be_missing() -> None:
+def test_only_a_field_that_was_added_later_may_be_missing() -> None:
     @dataclass(slots=True)
     class Later(SavedEpisode):
+        ADDED_LATER: ClassVar[frozenset[str]] = frozenset({"added"})
+
         episode_id: str
+        done: bool = False
         added: int = 7
 
     record = json.loads(Later("e").saved(SAVED).state)
     del record["added"]
-    assert Later.read(Snapshot(json.dumps(record).encode()), "a session")[0] == Later("e", 7)
-    del record["episode_id"]
-    with pytest.raises(EnvironmentFailed, match=r"cannot restore a session: unreadable snapshot: .*episode_id"):
-        Later.read(Snapshot(json.dumps(record).encode()), "a session")
+    assert Later.read(Snapshot(json.dumps(record).encode()), "a session")[0] == Later("e", False, 7)
+    for name in ("done", "episode_id"):
+        rest = {key: value for key, value in record.items() if key != name}
+        with pytest.raises(EnvironmentFailed, match=f"cannot restore a session: unreadable snapshot: .*{name}"):
+            Later.read(Snapshot(json.dumps(rest).encode()), "a session")
+
+
+@pytest.mark.parametrize("name", ["step_count", "submitted", "done", "cwd"])
+def test_a_task_episode_lacks_nothing(name: str) -> None:
+    record = json.loads(TaskEpisode(episode_id="e", task_id="t", seed=None, cwd="/").saved(SAVED).state)
+    del record[name]
+    with pytest.raises(EnvironmentFailed, match=name):
+        TaskEpisode.read(Snapshot(json.dumps(record).encode()), "a session")
 
 
 async def test_all_who_wait_share_one_build_and_a_failed_one_is_made_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from errata_environment.episodes import SavedEpisode
 
@@ -30,6 +31,24 @@ class Episode(SavedEpisode):
         profile: Profile of hardening that the episode began under.
         blocked: Paths inside the sandbox of the programs that the profile blocks.
     """
+
+    ADDED_LATER: ClassVar[frozenset[str]] = frozenset(
+        [
+            "seed",
+            "max_turns",
+            "max_seconds",
+            "max_output_bytes",
+            "step_count",
+            "seconds",
+            "output_bytes",
+            "submitted",
+            "done",
+            "budget_spent",
+            "cwd",
+            "profile",
+            "blocked",
+        ]
+    )
 
     episode_id: str
     instance_id: str

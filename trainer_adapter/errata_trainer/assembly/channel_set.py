@@ -283,7 +283,8 @@ def driver_for(
     if pairs is not None:
         if pairs.needs_logprobs and not has_logprobs:
             raise ValueError(
-                "policy='entropy' needs log-probabilities of sampled tokens: use_vllm=True, or give scores="
+                "the source of pairs needs log-probabilities of sampled tokens, and this trainer's rollouts have none: "
+                "choose another policy, or give TeacherPairs scores="
             )
         pairs.use(tokenizer, end_ids, reference, **template)
     name = tools[0]["function"]["name"] if tools else None

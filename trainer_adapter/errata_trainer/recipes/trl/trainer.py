@@ -167,6 +167,10 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             refuse_second_adapter(student, self.args.use_vllm)
         if needs_initial(self.settings, pairs, student, has_reference=self.ref_model is not None):
             refuse_sharded_copy(self.accelerator, "dpo_reference='initial'", "dpo_reference='when_asked'")
+        if pairs is not None and pairs.needs_logprobs and not self.args.use_vllm:
+            raise ValueError(
+                "policy='entropy' needs log-probabilities of sampled tokens: use_vllm=True, or give scores="
+            )
         server = self.args.use_vllm and self.args.vllm_mode == "server"
         if check.mode != "off" and server and self.accelerator.num_processes > 1:
             raise ValueError(
