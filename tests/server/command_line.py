@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from errata_server.cli import commands
+from errata_server.log import JsonLines
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ def run(*arguments: str) -> Ended:
     """Run ``errata`` in this process, as its entry point does."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     before = sys.argv, sys.stdout, sys.stderr
+    root = logging.getLogger()
+    handlers = root.handlers
+    # A server of an earlier test may have left one, and a command would log JSON lines to it instead of printing.
+    root.handlers = [handler for handler in handlers if not isinstance(handler.formatter, JsonLines)]
     sys.argv, sys.stdout, sys.stderr = ["errata", *arguments], out, err
     try:
         commands.main()
@@ -102,6 +108,7 @@ def run(*arguments: str) -> Ended:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         sys.argv, sys.stdout, sys.stderr = before
+        root.handlers = handlers
     return Ended(status, *(_text(stream) for stream in (out, err)))
 
 
