@@ -23,9 +23,13 @@ def main(arguments: Sequence[str] = ()) -> int:
         prog="errata init",
         description="Write a new environment: an installable package with one task, a Dockerfile and its own tests.",
     )
-    parser.add_argument("name", help="of the environment, its package and its folder: lower-case letters, digits and _")
+    parser.add_argument(
+        "name", help="name of the environment, its package and its folder: lower-case letters, digits and _"
+    )
     parser.add_argument("--sandboxed", action="store_true", help="agents run commands in sandboxes")
-    parser.add_argument("--output-dir", type=Path, default=Path(), metavar="DIR", help="where the folder is made")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path(), metavar="DIR", help="directory in which the folder is made"
+    )
     options = parser.parse_args(list(arguments))
     folder = options.output_dir / options.name
     refusal = _refusal(options.name, folder)
