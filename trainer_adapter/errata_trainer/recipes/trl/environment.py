@@ -9,16 +9,14 @@ import keyword
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import GenericAlias
 from typing import Any, Literal, Optional
 
-from errata_client import ErrataClient
 from errata_protocol.errors import InvalidRequest
 
-from ...episodes.discovery import discovered
 from ...episodes.playing import EpisodeRunner
-from ...episodes.tools import PlayedEnvironment, Tool, is_published, published
+from ...episodes.served import Connect, check_served, chosen_tools, served_environment
+from ...episodes.tools import PlayedEnvironment, Tool
 
 _HINTS: dict[str, Any] = {
     "string": str,
@@ -73,7 +71,7 @@ class EpisodeEnvironment(metaclass=_EnvironmentClass):
         if not cls._probed:  # fail now, not after a model was loaded and a batch generated
             session = cls._connect()
             try:
-                _check(session, cls._environment)
+                check_served(session, cls._environment)
             finally:
                 session.close()
             cls._probed = True
@@ -121,35 +119,6 @@ class EpisodeEnvironment(metaclass=_EnvironmentClass):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Opens a session on a server; an object rather than a closure, because processes are handed it.
-
-    Args:
-        url: Base URL of the environment.
-        headers: Headers sent with each connect, as pairs.
-        message_timeout_s: Longest wait for an answer in seconds, reconnects included.
-        retries: Most times that a request is sent again after a failure that the server rolled back.
-    """
-
-    url: str
-    headers: tuple[tuple[str, str], ...]
-    message_timeout_s: float
-    retries: int
-
-    def __call__(self) -> Any:
-        """Return a blocking client that is connected."""
-        client: ErrataClient[Any, Any, Any] = ErrataClient(
-            self.url,
-            message_timeout_s=self.message_timeout_s,
-            headers=dict(self.headers) or None,
-            retries=self.retries,
-        )
-        session = client.sync()
-        session.connect()
-        return session
-
-
 def environment_factory(
     url: str,
     env: str | PlayedEnvironment = "terminal",
@@ -187,14 +156,8 @@ def environment_factory(
         ConnectionError: The environment's package is not installed here, and the server cannot be reached.
         ServiceError: The server failed, or is no OpenEnv server.
     """
-    if isinstance(env, str):
-        environment = published(env) if is_published(env) else discovered(url, env, headers=headers)
-    else:
-        environment = env
-    chosen = tuple(environment.tools if tools is None else tools)
-    for name in chosen:
-        if name not in environment.tools:
-            raise InvalidRequest(f"{environment.name} has no tool {name!r}: it has {', '.join(environment.tools)}")
+    environment = served_environment(url, env, headers=headers)
+    chosen = chosen_tools(environment, tools)
     connect = Connect(url, tuple((headers or {}).items()), message_timeout_s, retries)
     return _class_of(environment, chosen, connect, None if task_columns is None else frozenset(task_columns))
 
@@ -217,16 +180,6 @@ def _class_of(
         },
     )  # type: ignore[assignment]
     return made
-
-
-def _check(session: Any, environment: PlayedEnvironment) -> None:
-    capabilities = session.capabilities()
-    name = capabilities.environment if capabilities is not None else None
-    if name is not None and name != environment.name:
-        raise InvalidRequest(
-            f"the server has the environment {name!r} there, not {environment.name!r}: give its own URL, e.g. "
-            f"http://host:port/{environment.name}, or env={name!r}"
-        )
 
 
 def _method(tool: Tool) -> Callable[..., str]:

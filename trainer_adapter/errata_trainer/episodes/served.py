@@ -1,0 +1,90 @@
+"""An environment on a server, as a trainer plays it: its tools, the way to its sessions, and the check of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from errata_client import ErrataClient
+from errata_protocol.errors import InvalidRequest
+
+from .discovery import discovered
+from .tools import PlayedEnvironment, is_published, published
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Opens a session on a server; an object rather than a closure, because processes are handed it.
+
+    Args:
+        url: Base URL of the environment.
+        headers: Headers sent with each connect, as pairs.
+        message_timeout_s: Longest wait for an answer in seconds, reconnects included.
+        retries: Most times that a request is sent again after a failure that the server rolled back.
+    """
+
+    url: str
+    headers: tuple[tuple[str, str], ...]
+    message_timeout_s: float
+    retries: int
+
+    def __call__(self) -> Any:
+        """Return a blocking client that is connected."""
+        client: ErrataClient[Any, Any, Any] = ErrataClient(
+            self.url,
+            message_timeout_s=self.message_timeout_s,
+            headers=dict(self.headers) or None,
+            retries=self.retries,
+        )
+        session = client.sync()
+        session.connect()
+        return session
+
+
+def served_environment(
+    url: str, env: str | PlayedEnvironment, *, headers: Mapping[str, str] | None = None
+) -> PlayedEnvironment:
+    """Return what a trainer needs of an environment: from its package if that is installed here, else from its server.
+
+    Args:
+        url: URL of the environment.
+        env: Name of the environment on its server, or a description of it, which is returned.
+        headers: Headers of each request, e.g. ``{"Authorization": "Bearer TOKEN"}``.
+
+    Raises:
+        InvalidRequest: The server has no such environment, or its actions cannot be made by a tool.
+        ConnectionError: The environment's package is not installed here, and the server cannot be reached.
+        ServiceError: The server failed, or is no OpenEnv server.
+    """
+    if not isinstance(env, str):
+        return env
+    return published(env) if is_published(env) else discovered(url, env, headers=headers)
+
+
+def chosen_tools(environment: PlayedEnvironment, tools: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the tools that a student may call; None chooses all that the environment has.
+
+    Raises:
+        InvalidRequest: The environment has no such tool.
+    """
+    chosen = tuple(environment.tools if tools is None else tools)
+    for name in chosen:
+        if name not in environment.tools:
+            raise InvalidRequest(f"{environment.name} has no tool {name!r}: it has {', '.join(environment.tools)}")
+    return chosen
+
+
+def check_served(session: Any, environment: PlayedEnvironment) -> None:
+    """Check that a connected session is one of the environment.
+
+    Raises:
+        InvalidRequest: The server has another environment there.
+    """
+    capabilities = session.capabilities()
+    name = capabilities.environment if capabilities is not None else None
+    if name is not None and name != environment.name:
+        raise InvalidRequest(
+            f"the server has the environment {name!r} there, not {environment.name!r}: give its own URL, e.g. "
+            f"http://host:port/{environment.name}, or env={name!r}"
+        )
