@@ -12,6 +12,7 @@
                      beside ours. A link: these do not hold the project
     lowest, latest   .cache/resolution-NAME: the project's wheel with its direct dependencies in the oldest versions
                      that pyproject.toml allows (requirements/lowest.lock), or with the newest of today
+    verl             .cache/resolution-verl: the project's wheel with VeRL, whose transformers is another than TRL's
     upstream-envs    .cache/upstream-envs: what OpenEnv's own environments import, beside the packages of `dev`
     upstream-patches .cache/upstream-patches/dist: the published wheel and sdist of OpenEnv
 
@@ -56,7 +57,7 @@ TOOLS = (
     "pytest-xdist",
 )
 LOCKED = ("interop", "swebench", "runner", "mini-swe-agent", "compose")
-NAMES = ("dev", "trainer", *LOCKED, "lowest", "latest", "upstream-envs", "upstream-patches")
+NAMES = ("dev", "trainer", *LOCKED, "lowest", "latest", "verl", "upstream-envs", "upstream-patches")
 UNUSED_S = 60 * 86_400.0
 UNUSED_LATEST_S = 7 * 86_400.0
 """`latest` changes with every release of a dependency."""
@@ -389,21 +390,38 @@ class Checkout:
         lock = self.requirements / "trainer.lock"
 
         def make(place: Path) -> None:
-            torch = f"torch=={version_in(lock, 'torch')}"
-            say(f"adding {torch} and {len(pins(lock)) - 1} packages that train (a few minutes, a gigabyte)")
+            say(f"adding torch and {len(pins(lock)) - 1} packages that train (a few minutes, a gigabyte)")
             copy_tree(self.environment("dev", "requirements/dev.lock", compiled=True), place)
-            # torch stays with pip. It brings what its build needs (CUDA's libraries, or none for a CPU build), and its
-            # wheel may come from where only pip is told to look.
-            within = ("-c", self.requirements / "dev.lock", "-c", lock)
-            options = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-compile")
-            self.run([place / "bin/python", "-m", "pip", "install", *options, *within, torch], "trainer")
-            with tempfile.NamedTemporaryFile("w", suffix=".txt") as rest:
-                rest.write("\n".join(pin for pin in pins(lock) if not pin.startswith("torch==")))
-                rest.flush()
-                self.install("trainer", place, "-r", rest.name)
-            self.compile("trainer", place)
+            self._with_torch("trainer", place, lock, self.requirements / "dev.lock")
 
         self._own(self.entry(self.trainer_place(), make))
+
+    def _with_torch(self, log: str, place: Path, lock: Path, *also: Path) -> None:
+        """Install what a lock with torch pins into an environment, within that and other locks."""
+        # torch stays with pip. It brings what its build needs (CUDA's libraries, or none for a CPU build), and its
+        # wheel may come from where only pip is told to look.
+        within = [word for file in (*also, lock) for word in ("-c", file)]
+        options = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-compile")
+        torch = f"torch=={version_in(lock, 'torch')}"
+        self.run([place / "bin/python", "-m", "pip", "install", *options, *within, torch], log)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as rest:
+            rest.write("\n".join(pin for pin in pins(lock) if not pin.startswith("torch==")))
+            rest.flush()
+            self.install(log, place, "-r", rest.name)
+        self.compile(log, place)
+
+    def verl(self) -> None:
+        """Make .cache/resolution-verl: the project's wheel, with VeRL and what it needs."""
+        lock = self.requirements / "verl.lock"
+
+        def make(place: Path) -> None:
+            say(f"installing torch, VeRL and {len(pins(lock)) - 2} packages (a few minutes, two gigabytes)")
+            self.uv("verl", "venv", "--quiet", "--relocatable", "--no-project", "--python", self.python, place)
+            self.install("verl", place, self.pip)
+            self._with_torch("verl", place, lock)
+
+        key = key_of(self.pip, lock.read_text(encoding="utf-8"))
+        self._resolution("verl", self.entry(self.cache / "environments" / f"verl-{key}", make))
 
     def _own(self, environment: Path) -> None:
         """Have .cache/venv be a copy of an environment in the cache, with the project installed editable."""
@@ -527,9 +545,8 @@ class Checkout:
             built = list((to / key).glob("*.whl"))
         return built[0]
 
-    def resolution(self, name: str, lock: str) -> None:
-        """Make .cache/resolution-NAME: the project's wheel with what a lock pins."""
-        environment = self.environment(name, lock, compiled=True)
+    def _resolution(self, name: str, environment: Path) -> None:
+        """Make .cache/resolution-NAME: the project's wheel in a copy of an environment, which has to be consistent."""
         files = self.project_files()
         sums = (f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}" for path, file in files.items())
         key = key_of((self.requirements / "dev.lock").read_text(encoding="utf-8"), *sums)
@@ -547,9 +564,10 @@ class Checkout:
         if name in LOCKED:
             self.locked(name)
         elif name == "lowest":
-            self.resolution(name, "requirements/lowest.lock")
+            self._resolution(name, self.environment(name, "requirements/lowest.lock", compiled=True))
         elif name == "latest":
-            self.resolution(name, str(self.resolved(anew=False).relative_to(self.root)))
+            lock = str(self.resolved(anew=False).relative_to(self.root))
+            self._resolution(name, self.environment(name, lock, compiled=True))
         else:
             getattr(self, name.replace("-", "_"))()
 

@@ -22,6 +22,7 @@ from .suites.table import ROOT, Suite, load
 COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
 TRAINING = {"training", "ranks", "projects", "learning"}
+VERL = {"verl"}
 ON_THE_SERVER = set(HASHED) - {"upstream-patches", "oracles"}
 INSTALLED = {"latest", "wheel"}
 PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage", "browser"}
@@ -96,7 +97,8 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("compose.yaml", {"docker"}, id="compose file"),
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
         pytest.param("requirements/trainer.lock", TRAINING, id="lock of the trainer"),
-        pytest.param("trainer_adapter/errata_trainer/assembly/driver.py", {*TRAINING, *INSTALLED}, id="trainer"),
+        pytest.param("requirements/verl.lock", VERL, id="lock of another trainer"),
+        pytest.param("trainer_adapter/errata_trainer/assembly/driver.py", {*TRAINING, *VERL, *INSTALLED}, id="trainer"),
         pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles"}, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="kit"),
         pytest.param(

@@ -1,0 +1,1 @@
+"""Tests that need VeRL, which has an environment of its own: ``make test-verl``."""
