@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -74,6 +77,15 @@ def test_verl_calls_it_by_the_name_of_the_estimator() -> None:
     found = compute_advantage(data, adv_estimator=GRPO_COMPOSER, config=config).batch["advantages"]
     assert torch.equal(found, grpo_composer(rewards, mask, config, index)[0]) and not found[2].any()
     assert get_adv_estimator_fn(GRPO_COMPOSER) is grpo_composer
+
+
+def test_a_variable_loads_it_into_each_of_verls_processes() -> None:
+    """VeRL imports the modules while it is imported itself."""
+    program = f"import verl.trainer.ppo.core_algos as c; print(c.get_adv_estimator_fn({GRPO_COMPOSER!r}).__module__)"
+    loaded = {"VERL_USE_EXTERNAL_MODULES": "errata_trainer.recipes.verl"}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, env={**os.environ, **loaded}, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "errata_trainer.recipes.verl.estimator"
 
 
 def columns(seed: int = 1) -> dict[str, torch.Tensor]:
