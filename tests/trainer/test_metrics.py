@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from errata_trainer.assembly.driver import ChannelDriver
-from errata_trainer.monitoring.metrics import Metrics
+from errata_trainer.monitoring.metrics import Metrics, combined
 
 PARTS = [(0.5, 3), (1.5, 1), (2.0, 4), (0.0, 0)]
 """Sum and count of each of four pieces of a step."""
@@ -52,6 +54,19 @@ def test_micro_batches_add_up_to_a_step_and_steps_are_averaged() -> None:
 def test_shares_are_of_a_whole_over_ranks_that_saw_other_names() -> None:
     found, _ = read([recorded([(3.0, 1)], "a"), recorded([(1.0, 1)], "b")])
     assert found["share/a"] == pytest.approx(0.75) and found["share/b"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("carried", [pickle, json], ids=["pickle", "json"])
+def test_what_ranks_took_combines_to_what_they_read(carried: Any) -> None:
+    def ranks() -> list[Metrics]:
+        return [recorded(PARTS[:2], "a"), recorded(PARTS[2:], "b"), Metrics()]
+
+    found, *_ = read(ranks(), steps=3)
+    taking = ranks()
+    taken = [carried.loads(carried.dumps(rank.take())) for rank in taking]
+    assert combined(taken, 3) == found and len(found) == 6
+    later = combined([rank.take() for rank in taking], 1)
+    assert later == {"usd": 5.0}, "only running counts outlive what was taken"
 
 
 def test_a_name_has_one_kind() -> None:

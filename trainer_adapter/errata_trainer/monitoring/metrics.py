@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 Kind = Literal["mean", "step", "batch", "running", "share"]
+Taken = dict[str, tuple[Kind, tuple[float, float]]]
+"""What one process recorded, by name: the kind, the sum of values and that of weights. It can be pickled, and JSON can
+keep it: `combined` takes lists for tuples."""
+
 Gather = Callable[[Any], list[Any]]
 """Returns an object of every rank, in order of rank, on every rank: e.g. `torch.distributed.all_gather_object`."""
 
@@ -27,7 +31,8 @@ OUTCOMES = (
 
 
 class Metrics:
-    """Collects values on one rank and combines them over ranks when they are read.
+    """Collects values on one rank and combines them over ranks when they are read: by `read` where ranks can gather,
+    by `take` and `combined` where something else carries what they took, e.g. as the result of a remote call.
 
     Values are floats or 0-d tensors without gradient. Tensors are read when the metrics are, not before, so recording
     does not wait for a device.
@@ -64,25 +69,42 @@ class Metrics:
             raise ValueError(f"{name} was recorded as {self._kinds[name]}, now as {kind}")
         self._values.setdefault(name, []).append((value, weight))
 
+    def take(self) -> Taken:
+        """Return what this process recorded since the last call, for `combined`, and forget it but for running counts.
+
+        No other process takes part.
+        """
+        numbers = _numbers(self._values)
+        own: Taken = {name: (self._kinds[name], _sums(self._kinds[name], values)) for name, values in numbers.items()}
+        self._values = {name: values for name, values in self._values.items() if self._kinds[name] == "running"}
+        return own
+
     def read(self, steps: int, gather: Gather) -> dict[str, float]:
-        """Return the metrics of all ranks since the last call. All ranks have to call it.
+        """Return the metrics of all ranks since the last call, `combined` from what each took. All have to call it.
 
         Args:
             steps: Optimizer steps since the last call, at least 1.
             gather: Returns an object of every rank, on every rank.
         """
-        numbers = _numbers(self._values)
-        own = {name: (self._kinds[name], _sums(self._kinds[name], values)) for name, values in numbers.items()}
-        self._values = {name: values for name, values in self._values.items() if self._kinds[name] == "running"}
-        kinds: dict[str, Kind] = {}
-        sums: dict[str, list[float]] = {}
-        for rank in gather(own):
-            for name, (kind, (total, weight)) in rank.items():
-                kinds[name] = kind
-                both = sums.setdefault(name, [0.0, 0.0])
-                both[0] += total
-                both[1] += weight
-        return dict(_read(kinds, sums, steps))
+        return combined(gather(self.take()), steps)
+
+
+def combined(taken: Iterable[Taken], steps: int) -> dict[str, float]:
+    """Return the metrics of all processes.
+
+    Args:
+        taken: Sums of each process over the same steps; see `Metrics.take`.
+        steps: Optimizer steps that they were recorded in, at least 1.
+    """
+    kinds: dict[str, Kind] = {}
+    sums: dict[str, list[float]] = {}
+    for rank in taken:
+        for name, (kind, (total, weight)) in rank.items():
+            kinds[name] = kind
+            both = sums.setdefault(name, [0.0, 0.0])
+            both[0] += total
+            both[1] += weight
+    return dict(_read(kinds, sums, steps))
 
 
 def _sums(kind: Kind, values: Iterable[tuple[float, float]]) -> tuple[float, float]:
