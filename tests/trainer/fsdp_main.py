@@ -3,6 +3,9 @@
 Each run is named after its options, as ``live-resharded``, and has a directory of that name in OUT. Passes are our own:
 the student's with its states captured, the frozen teacher's, and the pairs'. The rollouts are recorded, and in each
 step a seeded draw says which rows have error sites and pairs, so that a rank often has none.
+
+In runs with ``loaded`` the student is in shards before the channels see it, also in one process. So the copies of it
+are the model loaded again, and the channels are made anew from a checkpoint in the middle.
 """
 
 from __future__ import annotations
@@ -25,16 +28,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from toy_models import toy
 
-from errata_trainer.assembly.distillation import ITEMS, PROMPT_LENGTHS, Distillation
-from errata_trainer.assembly.preferences import OWN, PAIRS, Preferences, rejected_here
-from errata_trainer.assembly.teacher_weights import TeacherCopy, frozen_copy
+from errata_trainer.assembly.channel_set import ChannelSet, channels_for
+from errata_trainer.assembly.distillation import ITEMS, PROMPT_LENGTHS
+from errata_trainer.assembly.pair_source import RecordedPairs
+from errata_trainer.assembly.preferences import OWN, PAIRS, rejected_here
 from errata_trainer.channels.compose import DPO, SDPO, Term, compose, global_counts
-from errata_trainer.channels.sdpo import Divergence
 from errata_trainer.channels.splicing import splice
 from errata_trainer.rollouts.rollout import DpoPair, SdpoItem
+from errata_trainer.settings import ChannelSettings
 
 WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 ROWS, STEPS = 4, 20
+CPU = torch.device("cpu")
 
 
 def drawn(step: int) -> tuple[list[tuple[SdpoItem, ...]], list[tuple[DpoPair, ...]]]:
@@ -83,27 +88,47 @@ def sharded(model: Any, *, reshard: bool) -> Any:
     return fully_shard(model, mesh=mesh, **options)
 
 
-def train(options: Collection[str]) -> dict[str, Any]:
+def loaded(options: Collection[str]) -> Any:
+    """Return the model as it is before training."""
+    return toy("qwen3 tied" if "tied" in options else "qwen3").float()
+
+
+def channels_of(model: Any, options: Collection[str]) -> ChannelSet:
+    """Return the channels of a run, with the reference that the policy was at the beginning."""
+    teacher: Any = next(name for name in ("live", "ema", "initial") if name in options)
+    settings = ChannelSettings(
+        teacher=teacher, ema_rate=0.3, dpo_reference="initial", dpo_nll=0.2, divergence_guard=None
+    )
+    copied: Any = {"copied": lambda _: loaded(options)} if "loaded" in options else {}
+    return channels_for(settings, student=model, pairs=RecordedPairs([]), **copied)
+
+
+def train(options: Collection[str], directory: Path) -> dict[str, Any]:
     """Return the parts of each step's loss, which steps had sites and pairs here, and the weights at the end."""
-    teacher = "live" if "live" in options else "ema"
     reshard = "resharded" in options
-    model = toy("qwen3 tied" if "tied" in options else "qwen3").float().train()
-    distillation = Distillation(Divergence(0.5), teacher)
-    follower = TeacherCopy(model, 0.3)
-    distillation.separate_teacher = follower if teacher == "ema" else None
-    initial = frozen_copy(model)
-    if WORLD > 1:
-        if "copies" in options:  # the frozen models are in shards as well
-            follower.model = sharded(follower.model, reshard=reshard)
-            initial = sharded(initial, reshard=reshard)
+    model = loaded(options).train()
+    if "loaded" in options:
         model = sharded(model, reshard=reshard)
-    preferences = Preferences(0.1, nll=0.2)
+    channels = channels_of(model, options)
+    channels.begin(model, CPU)
+    if WORLD > 1 and "loaded" not in options:
+        if "copies" in options:  # the frozen models are in shards as well
+            channels.teacher.model = sharded(channels.teacher.model, reshard=reshard)
+            channels.initial = sharded(channels.initial, reshard=reshard)
+        model = sharded(model, reshard=reshard)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     log, had = [], []
     here = slice(RANK * ROWS // WORLD, (RANK + 1) * ROWS // WORLD)
     for step in range(STEPS):
+        if "loaded" in options and step == STEPS // 2:
+            directory.mkdir(exist_ok=True)
+            channels.save(directory, weights=RANK == 0)
+            dist.barrier()
+            channels = channels_of(model, options)
+            channels.begin(model, CPU, directory)
+        distillation, preferences = channels.distillation, channels.preferences
         items, pairs = drawn(step)
-        referred = preferences.referred(initial, [p for row in pairs[here] for p in row], "initial", adapter=False)
+        referred = channels.referred([p for row in pairs[here] for p in row], "initial", model)
         rest = iter(referred)
         inputs = micro_batch(items[here], [tuple(next(rest) for _ in row) for row in pairs[here]])
         counts = {
@@ -130,8 +155,7 @@ def train(options: Collection[str]) -> dict[str, Any]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if distillation.separate_teacher is not None:
-            follower.update(model)
+        channels.update(model)
         own_parts = {name: float(parts.get(f"loss/{name}", 0.0)) for name in ("grpo", SDPO, DPO)}
         summed_parts = global_counts(own_parts, device="cpu")
         log.append({name: float(value) for name, value in summed_parts.items()})
@@ -140,7 +164,8 @@ def train(options: Collection[str]) -> dict[str, Any]:
         name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
         for name, p in model.named_parameters()
     }
-    return {"weights": weights, "log": log, "had": had}
+    teacher = {} if channels.teacher is None else channels.teacher.model.state_dict()
+    return {"weights": weights, "log": log, "had": had, "teacher": teacher}
 
 
 def main() -> None:
@@ -148,8 +173,12 @@ def main() -> None:
     if WORLD > 1:
         dist.init_process_group("gloo")
     for run in sys.argv[2:]:
-        torch.save(train(run.split("-")), Path(sys.argv[1]) / run / f"{WORLD}-{RANK}.pt")
-    if WORLD > 1:
+        if "loaded" in run and not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        directory = Path(sys.argv[1]) / run
+        trained = train(run.split("-"), directory / f"checkpoint-{WORLD}")
+        torch.save(trained, directory / f"{WORLD}-{RANK}.pt")
+    if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 

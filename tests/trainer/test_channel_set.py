@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 pytest.importorskip("transformers")
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from errata_trainer import DpoPair, Rollout
 from errata_trainer.assembly.channel_set import channels_for, driver_for, reference_name
@@ -83,6 +87,51 @@ def test_one_process_of_several_writes_the_teachers_weights(tokenizer: Any, tmp_
     channels = channels_for(student=tiny_model(tokenizer))
     channels.save(tmp_path, weights=False)
     assert [file.name for file in tmp_path.iterdir()] == ["errata_state.json"]
+
+
+def test_copies_of_the_student_are_those_that_the_caller_makes(tokenizer: Any) -> None:
+    model = moved(tiny_model(tokenizer), 1.0)
+    asked: list[Any] = []
+
+    def loaded(student: Any) -> Any:
+        asked.append(student)
+        return tiny_model(tokenizer).train()
+
+    settings = ChannelSettings(teacher="initial", dpo_reference="initial")
+    channels = channels_for(settings, student=model, pairs=Source(), copied=loaded)
+    channels.begin(model, CPU)
+    assert asked == [model, model]
+    assert channels.teacher is not None and channels.initial is not None
+    assert torch.equal(first(channels.teacher.model), first(model)), "the teacher begins as the student is"
+    assert torch.equal(first(channels.initial), first(tiny_model(tokenizer))), "the reference is what was loaded"
+    for copy in (channels.teacher.model, channels.initial):
+        assert not copy.training and not any(weight.requires_grad for weight in copy.parameters())
+
+
+def test_a_copy_of_another_shape_is_refused(tokenizer: Any) -> None:
+    other = tiny_tokenizer(["a b c", "d e f g h"])
+    with pytest.raises(ValueError, match="parameters of other shapes than the student's"):
+        channels_for(student=tiny_model(tokenizer), copied=lambda _: tiny_model(other))
+
+
+@pytest.fixture
+def shards(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A student sharded over this process alone."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield fully_shard(tiny_model(tokenizer), mesh=init_device_mesh("cpu", (1,)))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_student_in_shards_is_not_copied_and_the_message_says_what_to_give(shards: Any) -> None:
+    for settings in (ChannelSettings(), ChannelSettings(teacher="live", dpo_reference="initial")):
+        with pytest.raises(ValueError, match="give channels_for copied="):
+            channels_for(settings, student=shards, pairs=Source())
+    with pytest.raises(ValueError, match="copied= has to return a whole model"):
+        channels_for(student=shards, copied=lambda student: student)
+    channels_for(ChannelSettings(teacher="live"), student=shards, pairs=Source())
 
 
 @pytest.mark.parametrize(

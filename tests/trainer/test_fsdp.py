@@ -17,15 +17,21 @@ pytestmark = pytest.mark.ranks
 MAIN = Path(__file__).parent / "fsdp_main.py"
 RUNS = ("ema", "ema-copies-tied", "live-resharded", "ema-copies-tied-resharded")
 
+LOADED = ("loaded-ema", "loaded-ema-tied-resharded", "loaded-initial-resharded")
+"""Runs in which the student is in shards before the channels see it, also in one process."""
+WHOLE = {run: run.removeprefix("loaded-").removesuffix("-resharded") for run in LOADED}
+"""The run of a whole student in one process that each of them has to equal."""
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directories of all runs: most of the time of each would be its imports."""
     out = tmp_path_factory.mktemp("runs")
-    for run in RUNS:
+    wholes = sorted({*WHOLE.values()} - {*RUNS})
+    for run in (*RUNS, *wholes, *LOADED):
         (out / run).mkdir()
-    together(MAIN, out, *RUNS)
-    alone(MAIN, out, *RUNS)
+    together(MAIN, out, *RUNS, *LOADED)
+    alone(MAIN, out, *RUNS, *wholes, *LOADED)
     return out
 
 
@@ -43,6 +49,23 @@ def test_twenty_steps_with_sites_and_pairs_anywhere_are_those_of_one_process(tra
         assert len(set(expected)) > 10
     for name, weight in one_process["weights"].items():
         torch.testing.assert_close(first["weights"][name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["1-0", "2-0"])
+@pytest.mark.parametrize("run", LOADED)
+def test_a_student_in_shards_trains_and_resumes_as_a_whole_one_with_copies_that_are_loaded(
+    trained: Path, run: str, name: str
+) -> None:
+    whole, shards = torch.load(trained / WHOLE[run] / "1-0.pt"), torch.load(trained / run / f"{name}.pt")
+    for part in ("grpo", "sdpo_kl", "trace_replay_dpo"):
+        expected = [step[part] for step in whole["log"]]
+        assert [step[part] for step in shards["log"]] == pytest.approx(expected, abs=1e-4), part
+        assert len(set(expected)) > 10
+    for weights in ("weights", "teacher"):
+        assert shards[weights].keys() == whole[weights].keys() != set()
+        for key, weight in whole[weights].items():
+            torch.testing.assert_close(shards[weights][key], weight, rtol=1e-4, atol=1e-5)
 
 
 def accelerator(*, zero: int | None = None, fsdp: int | None = None) -> Any:

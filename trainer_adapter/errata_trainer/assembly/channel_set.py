@@ -35,7 +35,7 @@ from .driver import ChannelDriver
 from .pair_source import PairSource
 from .preferences import Preferences
 from .sites import Sites
-from .teacher_weights import TeacherWeights, frozen_copy, has_adapter, teacher_of
+from .teacher_weights import Copied, TeacherWeights, frozen, frozen_copy, has_adapter, teacher_of
 
 log = logging.getLogger("errata.trainer")
 
@@ -153,6 +153,7 @@ def channels_for(
     keep: bool = False,
     precision: Precision = nullcontext,
     head_precision: Precision = nullcontext,
+    copied: Copied = frozen_copy,
 ) -> ChannelSet:
     """Return channels 2 and 3 as the settings say.
 
@@ -174,9 +175,12 @@ def channels_for(
         keep: Whether a batch is used several times, so that a fixed teacher's states are kept for it.
         precision: Context in which models beside the student run.
         head_precision: Context for products with the output embedding.
+        copied: Way to copy the student for the teachers ``ema`` and ``initial`` and for the reference ``initial``. One
+            that is in shards (`fully_shard`) cannot be copied: then give a function that takes it and returns the model
+            loaded again, whole and on the CPU or the student's device. The reference has the weights that it loads.
 
     Raises:
-        ValueError: A setting does not fit the model or the pair source.
+        ValueError: A setting does not fit the model or the pair source, or the student cannot be copied so.
     """
     settings = settings or ChannelSettings()
     if alpha_sdpo != 0 and (noisy := switch_off_dropout(student)):
@@ -214,11 +218,11 @@ def channels_for(
     )
     teacher = None
     if settings.teacher in ("ema", "initial") and alpha_sdpo != 0:  # a weight of zero has no teacher to keep
-        teacher = teacher_of(student, settings.ema_rate if settings.teacher == "ema" else 0.0, precision)
+        teacher = teacher_of(student, settings.ema_rate if settings.teacher == "ema" else 0.0, precision, copied=copied)
         distillation.separate_teacher = teacher
     nll = settings.dpo_nll if settings.dpo_nll is not None else pairs.nll if pairs is not None else 0.0
     preferences = Preferences(beta_dpo, settings.dpo_loss, nll, head_precision=head_precision)
-    copied = needs_initial(settings, pairs, student, has_reference=has_reference)
+    has_initial = needs_initial(settings, pairs, student, has_reference=has_reference)
     watch = Watch(lower_dose=settings.lower_dose)
     parts = {"guard": distillation.guard, "watch": watch, "check": check, "pairs": pairs, "hinter": hinter}
     return ChannelSet(
@@ -226,7 +230,7 @@ def channels_for(
         preferences=preferences,
         watch=watch,
         teacher=teacher,
-        initial=frozen_copy(student) if copied else None,
+        initial=frozen(student, copied) if has_initial else None,
         parts=parts,
         precision=precision,
     )

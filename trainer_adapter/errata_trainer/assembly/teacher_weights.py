@@ -12,12 +12,53 @@ from typing import Any
 
 import torch
 
+from ..channels.forward import in_shards
+
 log = logging.getLogger("errata.trainer")
 
 ADAPTER = "errata_teacher"
 
 FILE = "errata_teacher.pt"
 """The teacher's weights in a checkpoint."""
+
+Copied = Callable[[Any], Any]
+"""Returns a model of an unwrapped student's shape that shares no weights with it: `frozen_copy`, or a function that
+loads the model again."""
+
+
+def frozen_copy(model: Any) -> Any:
+    """Return a deep copy of an unwrapped model in evaluation mode, without gradients.
+
+    Raises:
+        ValueError: The model is in shards (`fully_shard`), which cannot be copied.
+    """
+    if in_shards(model):
+        raise ValueError(
+            "a student in shards cannot be copied: give channels_for copied=, a function that loads the model again, "
+            "or use teacher='live' and dpo_reference='when_asked'"
+        )
+    made = copy.deepcopy(model).eval().requires_grad_(False)
+    vars(made).pop("forward", None)  # TRL's fused head is patched onto the instance, and is the original's still
+    return made
+
+
+def frozen(model: Any, copied: Copied = frozen_copy) -> Any:
+    """Return a copy of an unwrapped model in evaluation mode, without gradients.
+
+    Args:
+        model: Model to copy.
+        copied: Way to copy it.
+
+    Raises:
+        ValueError: The model cannot be copied so, or the copy has other parameters than the model.
+    """
+    made = copied(model).eval().requires_grad_(False)
+    shapes, own = ([tuple(weight.shape) for weight in one.parameters()] for one in (made, model))
+    if shapes != own:
+        raise ValueError(
+            "copied= returned a model with parameters of other shapes than the student's, or in another order"
+        )
+    return made
 
 
 class TeacherCopy:
@@ -27,15 +68,26 @@ class TeacherCopy:
         model: The student, unwrapped; it is copied as it is now.
         rate: Share of the student in each update, in [0, 1]; with 0 the teacher stays where it began.
         precision: Returns the context in which the teacher runs, e.g. the trainer's ``autocast``.
+        copied: Way to copy the student. The copy's weights do not matter, as `begin` sets them.
+
+    Raises:
+        ValueError: The student cannot be copied so, or the copy is in shards, of which `save` would write one.
 
     Attributes:
         model: The teacher.
     """
 
     def __init__(
-        self, model: Any, rate: float, precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self,
+        model: Any,
+        rate: float,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        *,
+        copied: Copied = frozen_copy,
     ) -> None:
-        self.model = frozen_copy(model)
+        self.model = frozen(model, copied)
+        if in_shards(self.model):
+            raise ValueError("the teacher's copy of the student is in shards: copied= has to return a whole model")
         self.rate, self.teaching = rate, precision
         self._wide: dict[str, torch.Tensor] = {}
 
@@ -160,22 +212,19 @@ TeacherWeights = TeacherCopy | TeacherAdapter
 
 
 def teacher_of(
-    model: Any, rate: float, precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+    model: Any,
+    rate: float,
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    *,
+    copied: Copied = frozen_copy,
 ) -> TeacherWeights:
     """Return a teacher with weights of its own for an unwrapped student: an adapter if the student has one."""
-    return TeacherAdapter(model, rate) if has_adapter(model) else TeacherCopy(model, rate, precision)
+    return TeacherAdapter(model, rate) if has_adapter(model) else TeacherCopy(model, rate, precision, copied=copied)
 
 
 def has_adapter(model: Any) -> bool:
     """Return whether an unwrapped model has a PEFT adapter."""
     return hasattr(model, "disable_adapter")
-
-
-def frozen_copy(model: Any) -> Any:
-    """Return a copy of an unwrapped model in evaluation mode, without gradients."""
-    made = copy.deepcopy(model).eval().requires_grad_(False)
-    vars(made).pop("forward", None)  # TRL's fused head is patched onto the instance, and is the original's still
-    return made
 
 
 def _saved(checkpoint: Path | None) -> dict[str, torch.Tensor] | None:

@@ -183,14 +183,14 @@ def trained_states(model: Any, rows: Rows, positions: Rows, *, pad_id: int = 0) 
     with capture_hidden(model, at[:, 0], at[:, 1]) as captured:
         output = model(input_ids=ids, attention_mask=mask, **_least_logits(model))
     states = captured.hidden()
-    return _Tied.apply(states, output.logits) if collective(model) else states
+    return _Tied.apply(states, output.logits) if in_shards(model) else states
 
 
 class _Tied(torch.autograd.Function):  # type: ignore[misc]
     """Hidden states whose backward waits for the (zero) gradient of the pass's output.
 
     FSDP gathers the outermost weights, the last norm among them, when a gradient reaches the output of the pass. The
-    states come from inside: without this their gradient would meet weights that are not there.
+    states come from inside: without this their gradient would meet weights that are not there, over one rank too.
     """
 
     @staticmethod
@@ -332,7 +332,16 @@ def collective(model: Any) -> bool:
     Args:
         model: A causal language model, wrapped or not.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    return in_shards(model) and dist.get_world_size() > 1
+
+
+def in_shards(model: Any) -> bool:
+    """Return whether a model's weights are sharded (FSDP, ZeRO-3), be it over one rank.
+
+    Args:
+        model: A causal language model, wrapped or not.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
         return False
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
