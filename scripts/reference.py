@@ -33,6 +33,7 @@ PACKAGES = (
     "errata_trainer.assembly.collator",
     "errata_trainer.assembly.counterfactual",
     "errata_trainer.assembly.driver",
+    "errata_trainer.assembly.layouts",
     "errata_trainer.assembly.pair_source",
     "errata_trainer.hints",
     "errata_trainer.episodes.playing",

@@ -22,7 +22,7 @@ SLOWEST = {
     "tests/protocol/test_detect_shell.py": "600 random scripts, and inputs long enough to show that work is linear",
     "tests/envs/test_verifier_tools.py": "grades in real sandboxes, with test frameworks of several kinds",
     "tests/trainer/test_trl_ddp.py": "four processes import torch and TRL; three runs on two ranks and alone",
-    "tests/trainer/test_fsdp.py": "four processes import torch; four runs on two ranks and alone",
+    "tests/trainer/test_fsdp.py": "three processes import torch; seven runs on two ranks, and nine alone",
     "tests/conformance/test_kit.py": "the whole kit against real servers",
     "tests/sandbox/test_hostile.py": "hostile commands in real sandboxes, each until its limit ends it",
     "tests/server/test_mux_simulation.py": "500 schedules of the whole server, most with an index, and seven controls",

@@ -29,7 +29,8 @@ from torch.distributed.fsdp import fully_shard
 from toy_models import toy
 
 from errata_trainer.assembly.channel_set import ChannelSet, channels_for
-from errata_trainer.assembly.distillation import ITEMS, PROMPT_LENGTHS
+from errata_trainer.assembly.distillation import ITEMS
+from errata_trainer.assembly.layouts import PROMPT_LENGTHS
 from errata_trainer.assembly.pair_source import RecordedPairs
 from errata_trainer.assembly.preferences import OWN, PAIRS, rejected_here
 from errata_trainer.channels.compose import DPO, SDPO, Term, compose, global_counts

@@ -19,7 +19,8 @@ from errata_server.process import ServerProcess
 from errata_trainer import Rollout, Turn
 from errata_trainer.assembly.action_tokens import ActionTokens
 from errata_trainer.assembly.collator import IGNORED, collate_columns, collate_sdpo
-from errata_trainer.assembly.distillation import ITEMS, PROMPT_LENGTHS, Distillation
+from errata_trainer.assembly.distillation import ITEMS, Distillation
+from errata_trainer.assembly.layouts import PROMPT_LENGTHS
 from errata_trainer.channels.forward import frozen_states
 from errata_trainer.channels.sampled import top_k_divergence, top_k_lists
 from errata_trainer.channels.sdpo import Divergence, generalized_jsd_loss, sampled_token_loss, sdpo_loss

@@ -23,7 +23,8 @@ from test_trl_channels import (
 from torch.nn.functional import log_softmax
 
 from errata_server.process import ServerProcess
-from errata_trainer.assembly.distillation import ITEMS, PROMPT_LENGTHS, Distillation
+from errata_trainer.assembly.distillation import ITEMS, Distillation
+from errata_trainer.assembly.layouts import PROMPT_LENGTHS
 from errata_trainer.channels.sampled import sampled_token_loss_from_logprobs
 from errata_trainer.channels.sdpo import Divergence
 from errata_trainer.recipes.trl import ChannelSettings

@@ -1,8 +1,8 @@
-"""Connects channel 2 to a trainer's padded batch: captures the student's hidden states at its failing turns, runs the
-teacher, which also reads a hint, and calls `channels.distil`.
+"""Connects channel 2 to a trainer's batch: captures the student's hidden states at its failing turns, runs the teacher,
+which also reads a hint, and calls `channels.distil`.
 
-A batch is a mapping with ``prompt_ids`` ``[B, W]``, padded on the left, and the keys below. Completions follow the
-prompts and are padded on the right.
+A batch is a mapping with the keys below and those of `layouts`, which say where its rows lie in the model's input. By
+default ``prompt_ids`` ``[B, W]`` are padded on the left, and completions follow them and are padded on the right.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from ..channels.guard import DivergenceGuard
 from ..channels.heads import OutputHead, output_head
 from ..channels.sdpo import Divergence, importance_weights
 from ..rollouts.rollout import SdpoItem
+from .layouts import PROMPT_LENGTHS, layout_of
 
 ITEMS, TOKENS = "sdpo_items", "sdpo_tokens"
 """Keys of a batch: for each row a tuple of `SdpoItem`, and how many target tokens all ranks' generation batch has."""
-
-PROMPT_LENGTHS = "channel_prompt_lengths"
-"""Key of a batch: tokens of each row's prompt, as numbers: a device that is asked for them waits for its queue."""
 
 
 Form = Literal["distribution", "sampled"]
@@ -123,12 +121,13 @@ class Distillation:
     def capturing(self, model: Any, inputs: dict[str, Any]) -> Iterator[Captured | None]:
         """Capture the student's hidden states at the sites from the forward pass in the block; None if there is no
         site."""
-        rows, columns = [], []
-        width = inputs["prompt_ids"].size(1)
+        rows: list[int] = []
+        columns: list[int] = []
         for row, items in enumerate(inputs.get(ITEMS) or ()):
             for item in items:
-                rows += [row] * len(item.student_positions)
-                columns += [width - inputs[PROMPT_LENGTHS][row] + position for position in item.student_positions]
+                place, of_item = layout_of(inputs).columns(row, item.student_positions)
+                rows += [place] * len(of_item)
+                columns += of_item
         if not rows:
             yield None
             return
@@ -148,7 +147,8 @@ class Distillation:
             inputs: The micro-batch.
             captured: The student's states; None where the micro-batch has no site.
             old_logprobs: ``[B, T]`` log-probabilities of the completions' tokens when they were sampled, NaN where
-                unknown; None if the policy has not moved since.
+                unknown; None if the policy has not moved since. They are those of completions in every layout, and the
+                batch needs `PROMPT_LENGTHS` for them.
         """
         items: Sequence[SdpoItem] = [item for row in inputs[ITEMS] for item in row]
         head = output_head(model)

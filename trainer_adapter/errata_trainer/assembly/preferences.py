@@ -1,5 +1,5 @@
-"""Connects channel 3 to a trainer's padded batch: the action that teachers agreed on is preferred to the student's own
-at that state."""
+"""Connects channel 3 to a trainer's batch: the action that teachers agreed on is preferred to the student's own at that
+state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..channels.forward import Captured, capture_hidden, collective, frozen_stat
 from ..channels.heads import OutputHead, output_head
 from ..channels.pairs import PairRows, action_rows
 from ..rollouts.rollout import DpoPair, Rollout
-from .distillation import PROMPT_LENGTHS
+from .layouts import layout_of
 
 PAIRS, PAIR_COUNT = "dpo_pairs", "dpo_pair_count"
 """Keys of a batch: for each row a tuple of `DpoPair`, and how many all ranks' generation batch has."""
@@ -157,7 +157,7 @@ class BatchPairs:
 
     Attributes:
         pairs: All pairs, in the order of rows.
-        places: Row and columns of the padded batch whose states predict a rejected action, by the index of its pair.
+        places: Row and columns of the model's input whose states predict a rejected action, by the index of its pair.
             Pairs whose rejected action is not in the batch are left out.
         captured: Hidden states at ``places``; None if there are none.
     """
@@ -188,7 +188,7 @@ def own_actions(inputs: dict[str, Any]) -> BatchPairs:
     for row, found in enumerate(inputs[PAIRS]):
         for pair, own in zip(found, inputs[OWN][row] if found else (), strict=True):
             if own:
-                first = inputs["prompt_ids"].size(1) - inputs[PROMPT_LENGTHS][row] + len(pair.context_ids) - 1
-                places[len(pairs)] = (row, range(first, first + len(pair.rejected_ids)))
+                first = len(pair.context_ids) - 1
+                places[len(pairs)] = layout_of(inputs).columns(row, range(first, first + len(pair.rejected_ids)))
             pairs.append(pair)
     return BatchPairs(pairs, places)

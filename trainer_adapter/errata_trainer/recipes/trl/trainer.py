@@ -20,8 +20,9 @@ from errata_protocol.errors import ServiceError
 
 from ...assembly.channel_set import channels_for, driver_for, needs_initial, reference_name
 from ...assembly.counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
-from ...assembly.distillation import ITEMS, PROMPT_LENGTHS, TOKENS, SiteSums
+from ...assembly.distillation import ITEMS, TOKENS, SiteSums
 from ...assembly.driver import ChannelDriver
+from ...assembly.layouts import PROMPT_LENGTHS
 from ...assembly.pair_source import PairSource
 from ...assembly.preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, rejected_here
 from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
