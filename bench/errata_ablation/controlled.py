@@ -16,7 +16,7 @@ from transformers import Qwen3ForCausalLM
 from errata_trainer.assembly.action_tokens import action_ids
 from errata_trainer.assembly.batch import Transcripts
 from errata_trainer.assembly.pair_source import PairSource, Referred
-from errata_trainer.episodes.playing import EpisodeRunner
+from errata_trainer.episodes.playing import Episode
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.rollouts.rollout import DpoPair, Rollout
 from errata_trainer.teachers import vote
@@ -95,9 +95,7 @@ class BoxTeachers(PairSource):
 
         self._speak = speak
 
-    def observe(
-        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
-    ) -> None:
+    def observe(self, rollouts: Sequence[Rollout], runners: Sequence[Episode | None], transcripts: Transcripts) -> None:
         """Ask the teachers about first turns that failed."""
         del transcripts
         for rollout, runner in zip(rollouts, runners, strict=True):

@@ -19,7 +19,7 @@ from errata_trainer.assembly.action_tokens import action_ids
 from errata_trainer.assembly.batch import Transcripts
 from errata_trainer.assembly.counterfactual import calls_of
 from errata_trainer.assembly.pair_source import PairSource, Referred
-from errata_trainer.episodes.playing import EpisodeRunner
+from errata_trainer.episodes.playing import Episode, EpisodeRunner
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.rollouts.rollout import DpoPair, Rollout
@@ -274,9 +274,7 @@ class StepTeachers(PairSource):
 
         self._speak = speak
 
-    def observe(
-        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
-    ) -> None:
+    def observe(self, rollouts: Sequence[Rollout], runners: Sequence[Episode | None], transcripts: Transcripts) -> None:
         """Ask the teachers about turns that failed."""
         del transcripts
         for rollout, runner in zip(rollouts, runners, strict=True):

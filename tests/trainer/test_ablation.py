@@ -355,7 +355,7 @@ def test_teachers_of_limited_trust_vote_on_first_turns_that_failed() -> None:
         made = Call("run", {"command": command}, 1, marker if "red" in command else None)
         rollouts.append(Rollout((1, 2), tuple(said), (1,) * len(said), (Turn(0, 0, len(said), (made,)),)))
         runner = EpisodeRunner(published("terminal"), lambda: None)  # type: ignore[arg-type, return-value]
-        runner.task = {"task_id": family.task_id(box)}
+        runner.record.begin({"task_id": family.task_id(box)})
         runners.append(runner)
     found = []
     for seed in range(40):

@@ -16,7 +16,8 @@ from errata_protocol.errors import (
     SessionLost,
     StepTimeout,
 )
-from errata_trainer.episodes.playing import LOST, OVER, EpisodeRunner
+from errata_trainer.episodes.playing import EpisodeRunner
+from errata_trainer.episodes.record import LOST, OVER
 from errata_trainer.episodes.tools import PlayedEnvironment, Tool, of_spec, published, step_tool
 from tests.environments.shelf import SPEC, ShelfAction
 

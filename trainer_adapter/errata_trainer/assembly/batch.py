@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..episodes.playing import EpisodeRunner
+from ..episodes.playing import Episode
 from ..rollouts.rollout import Rollout
 from ..rollouts.transcript import build_rollout
 
@@ -38,7 +38,7 @@ class Transcripts:
 
 def rollouts_of(
     transcripts: Transcripts,
-    runners: Sequence[EpisodeRunner | None],
+    runners: Sequence[Episode | None],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     opening: str | None = None,

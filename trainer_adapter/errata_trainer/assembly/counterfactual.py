@@ -20,7 +20,7 @@ from errata_client.sync import run_blocking
 from errata_protocol.errors import ErrataError, NotSupported
 from errata_protocol.replay import RewardPost
 
-from ..episodes.playing import EpisodeRunner
+from ..episodes.playing import Episode, EpisodeRunner
 
 SOURCE = "counterfactual"
 """The source of rewards that verdicts are posted as."""
@@ -71,7 +71,7 @@ class Question:
         key: Name that the verdict is counted under, e.g. the ``hint_template_key``.
     """
 
-    runner: EpisodeRunner
+    runner: Episode
     t: int
     calls: Calls
     own_calls: Calls = ()

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..channels.pairs import placed
 from ..channels.prm import turn_scores
-from ..episodes.playing import EpisodeRunner
+from ..episodes.playing import Episode
 from ..monitoring.metrics import OUTCOMES, Metrics
 from ..rollouts.rollout import DpoPair, Rollout, SdpoItem
 from ..rollouts.transcript import unmarked_errors
@@ -52,11 +52,11 @@ class ChannelDriver:
         self.tools, self.opening, self.end_ids = tools, opening, end_ids
         self.metrics = metrics or Metrics()
 
-    def read(self, transcripts: Transcripts, runners: Sequence[EpisodeRunner | None]) -> tuple[list[Rollout], int]:
+    def read(self, transcripts: Transcripts, runners: Sequence[Episode | None]) -> tuple[list[Rollout], int]:
         """Return the `Rollout` of each row, and how many rows could not be converted; see `rollouts_of`."""
         return rollouts_of(transcripts, runners, tools=self.tools, opening=self.opening, end_ids=self.end_ids)
 
-    def rollouts(self, transcripts: Transcripts, runners: Sequence[EpisodeRunner | None]) -> list[Rollout]:
+    def rollouts(self, transcripts: Transcripts, runners: Sequence[Episode | None]) -> list[Rollout]:
         """Return the `Rollout` of each row and record counts. Episodes that are still open are finished."""
         rollouts, unread = self.read(transcripts, runners)
         calls = sum(len(turn.calls) for rollout in rollouts for turn in rollout.turns)
@@ -74,7 +74,7 @@ class ChannelDriver:
     def items(
         self,
         rollouts: Sequence[Rollout],
-        runners: Sequence[EpisodeRunner | None],
+        runners: Sequence[Episode | None],
         *,
         sample: Sample,
         trained: Sequence[bool] | None = None,
@@ -104,9 +104,7 @@ class ChannelDriver:
             self.metrics.batch(f"sdpo/{outcome}", self.sites.counts[outcome] - before[outcome])
         return rows
 
-    def ask(
-        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
-    ) -> None:
+    def ask(self, rollouts: Sequence[Rollout], runners: Sequence[Episode | None], transcripts: Transcripts) -> None:
         """Pass a batch to the pair source, which may start to ask its teachers."""
         if self.pair_source is not None:
             self.pair_source.observe(rollouts, runners, transcripts)

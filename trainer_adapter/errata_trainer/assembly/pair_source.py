@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..channels.pairs import trainable_pairs
-from ..episodes.playing import EpisodeRunner
+from ..episodes.playing import Episode
 from ..rollouts.rollout import DpoPair, Rollout
 from .batch import Transcripts
 
@@ -47,9 +47,7 @@ class PairSource(Protocol):
         """
         return
 
-    def observe(
-        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
-    ) -> None:
+    def observe(self, rollouts: Sequence[Rollout], runners: Sequence[Episode | None], transcripts: Transcripts) -> None:
         """Take a batch, e.g. to start asking teachers. It must not block.
 
         Args:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..channels.splicing import DoesNotFit, splice
-from ..episodes.playing import EpisodeRunner
+from ..episodes.playing import Episode
 from ..hints import Attempt, BatchHinter, FailedTurn, Hint, Hinter, HintRenderer, key_of, write_hints
 from ..rollouts.rollout import Rollout, SdpoItem, state_of_turns
 from .counterfactual import Calls, CounterfactualCheck, Question, Verdict
@@ -99,7 +99,7 @@ class Sites:
     def found(
         self,
         rollouts: Sequence[Rollout],
-        runners: Sequence[EpisodeRunner | None],
+        runners: Sequence[Episode | None],
         tools: Sequence[Mapping[str, Any]] = (),
         groups: Sequence[Hashable] | None = None,
     ) -> list[Site]:
@@ -198,7 +198,7 @@ class Sites:
             self.counts["not_spliced"] += 1
             return None
 
-    def kept(self, sites: Sequence[Site], runners: Sequence[EpisodeRunner | None], sample: Sample) -> list[Site]:
+    def kept(self, sites: Sequence[Site], runners: Sequence[Episode | None], sample: Sample) -> list[Site]:
         """Return the sites to distil with their weights, after the counterfactual check.
 
         Those whose hints did not do better where the environment was asked are left out. Those it was not asked about
@@ -223,9 +223,7 @@ class Sites:
         self.counts["not_better"] += len(sites) - len(kept)
         return capped(kept, self.max_site_share, self.max_key_share)
 
-    def _verdicts(
-        self, sites: Sequence[Site], runners: Sequence[EpisodeRunner | None], sample: Sample
-    ) -> dict[int, Verdict]:
+    def _verdicts(self, sites: Sequence[Site], runners: Sequence[Episode | None], sample: Sample) -> dict[int, Verdict]:
         """Return the verdicts of the sites that the check chose, by ``id(site)``."""
         chosen = [sites[n] for n in self.check.chosen(len(sites))]
         contexts = [site.context_ids for site in chosen]
@@ -266,7 +264,7 @@ def capped(sites: Sequence[Site], max_site_share: float, max_key_share: float) -
     return [weighed(site, min(1.0, of_key / max(keys[site.hint.key], 1e-9))) for site in within]
 
 
-def observation_of(runner: EpisodeRunner | None, t: int | None) -> Mapping[str, Any]:
+def observation_of(runner: Episode | None, t: int | None) -> Mapping[str, Any]:
     """Return the decoded observation of delivery ``t`` of the runner's current episode.
 
     It is empty without a runner or ``t``, and if the episode has no such delivery.

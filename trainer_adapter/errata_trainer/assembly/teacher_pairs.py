@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from ..channels.arguments import not_negative
 from ..channels.pairs import PairBuffer, trainable_pairs
 from ..channels.prm import scores_of_voted_turns
-from ..episodes.playing import EpisodeRunner
+from ..episodes.playing import Episode
 from ..launch import of_this_process
 from ..rollouts.rollout import DpoPair, Rollout
 from ..teachers import Action, Ask, Ballot, Batch, Spend, TeacherPool, ToolCall, ask_of, choose, message_of, preferences
@@ -126,9 +126,7 @@ class TeacherPairs(PairSource):
         self._end_ids = frozenset(end_ids)
         self._tokens = tokens
 
-    def observe(
-        self, rollouts: Sequence[Rollout], runners: Sequence[EpisodeRunner | None], transcripts: Transcripts
-    ) -> None:
+    def observe(self, rollouts: Sequence[Rollout], runners: Sequence[Episode | None], transcripts: Transcripts) -> None:
         """Submit states of a batch to the teachers."""
         asks, known = [], []
         scores = self.scores(rollouts) if self.scores is not None else None
@@ -290,7 +288,7 @@ class TeacherPairs(PairSource):
             self._buffer = None
 
 
-def before_the_episode(prompt: Sequence[Mapping[str, Any]], runner: EpisodeRunner | None) -> list[Mapping[str, Any]]:
+def before_the_episode(prompt: Sequence[Mapping[str, Any]], runner: Episode | None) -> list[Mapping[str, Any]]:
     """Return a prompt without the text of ``reset``, which TRL appends to the last message and the journal has as
     t=0."""
     messages = list(prompt)

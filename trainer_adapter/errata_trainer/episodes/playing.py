@@ -1,25 +1,16 @@
-"""Plays a student's episodes in an environment over one session, and records its calls.
-
-A mistake of the student is text that the student reads. An infrastructure failure is neither text nor a reward: the
-episode is marked as lost, its reward is None, and the trainer leaves the rollout out.
-"""
+"""Plays a student's episodes in an environment over one session, and records its calls (`EpisodeRecord`)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from errata_protocol.errors import CapacityReached, ErrataError, InvalidRequest
-from errata_protocol.exception_text import named_text_of
-from errata_protocol.rollouts import ErrorMarker, marker_of
+from errata_protocol.errors import CapacityReached, InvalidRequest
 
 from ..rollouts.deliveries import Delivery
+from .record import FAILURES, LOST, EpisodeRecord, Played, RecordHolder, without_room
 from .tools import PlayedEnvironment
-
-OVER = "[the episode is over]"
-LOST = "[the environment was lost: this episode does not count]"
 
 log = logging.getLogger("errata.trainer")
 
@@ -54,44 +45,65 @@ class Session(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """A call that the student made, in order.
+class Episode(Protocol):
+    """An episode of a batch, as sites, pairs and checks read it: `EpisodeRunner`, or the record of one that was played
+    in another process."""
 
-    Attributes:
-        tool: Name of the tool.
-        arguments: Arguments as the student gave them.
-        text: Text for the student; if the arguments were refused, the message of the exception.
-        t: Delivery that answered; None if there was none: the arguments were refused, or the episode was over or lost.
-        reward: Reward of the step; None if there was none.
-        done: Whether the episode was over after the call.
-        marker: Error marker of the delivery, or of this runner if the arguments were refused; None if nothing went
-            wrong.
-        observation: Decoded observation of the delivery; empty if there was none.
-    """
+    @property
+    def environment(self) -> PlayedEnvironment:
+        """Environment that was played."""
+        ...
 
-    tool: str
-    arguments: dict[str, Any]
-    text: str
-    t: int | None = None
-    reward: float | None = None
-    done: bool = False
-    marker: ErrorMarker | None = None
-    observation: dict[str, Any] = field(default_factory=dict)
+    @property
+    def eid(self) -> str | None:
+        """Key of the episode in the server's journal; None if it never began."""
+        ...
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """Decoded observation of the reset."""
+        ...
+
+    @property
+    def played(self) -> list[Played]:
+        """Calls of the episode, in order."""
+        ...
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """Arguments that ``reset`` was given."""
+        ...
+
+    @property
+    def lost(self) -> str | None:
+        """Reason why the episode does not count; None if it does."""
+        ...
+
+    def finish(self) -> float | None:
+        """Finish the episode if it is open, and return its reward; None for one that was lost or never began."""
+        ...
+
+    def deliveries(self) -> list[Delivery]:
+        """Return the calls of the episode for `build_rollout`."""
+        ...
+
+    def fork(self, t: int) -> EpisodeRunner:
+        """Return a runner at a fork of the episode after delivery ``t``. Close it after use."""
+        ...
 
 
-def worth_a_look(runners: Sequence[EpisodeRunner]) -> str | None:
+def worth_a_look(runners: Sequence[Episode]) -> str | None:
     """Return the eid of the episode with the most failing calls, of several that with the lowest reward; None without
     an episode. They are finished."""
 
-    def failures(runner: EpisodeRunner) -> tuple[int, float]:
+    def failures(runner: Episode) -> tuple[int, float]:
         return -sum(call.marker is not None for call in runner.played), runner.finish() or 0.0
 
     begun = [runner for runner in runners if runner.eid is not None]
     return min(begun, key=failures).eid if begun else None
 
 
-class EpisodeRunner:
+class EpisodeRunner(RecordHolder):
     """Plays one episode after the other in a session.
 
     Args:
@@ -99,21 +111,29 @@ class EpisodeRunner:
         connect: Makes the client, at the first reset and again after a session was lost.
 
     Attributes:
-        eid: Key of the episode in the server's journal; None before a reset.
-        opening: Decoded observation of the reset.
-        played: Calls of the running episode, in order.
-        task: Arguments that ``reset`` was given.
-        lost: Reason why the episode does not count; None while it does.
-        done: Whether the environment reported the end of the episode.
+        record: Record of the running episode.
     """
 
     def __init__(self, environment: PlayedEnvironment, connect: Callable[[], Session]) -> None:
-        self.environment = environment
+        super().__init__(EpisodeRecord(environment))
         self._connect = connect
         self._session: Session | None = None
         self._has_had_room = False
-        self._finished = False
-        self._begin({})
+
+    @classmethod
+    def at(cls, environment: PlayedEnvironment, session: Session, task: Mapping[str, Any]) -> Self:
+        """Return a runner of the episode that a session is in already.
+
+        Args:
+            environment: Environment that is played.
+            session: The session, which the runner closes.
+            task: Task of the episode.
+        """
+        runner = cls(environment, lambda: session)
+        runner._session = session
+        runner.record.begin(task)
+        runner.record.eid = session.eid
+        return runner
 
     def fork(self, t: int) -> EpisodeRunner:
         """Return a runner at a fork of the running episode after delivery ``t``. Close it after use.
@@ -125,10 +145,7 @@ class EpisodeRunner:
         """
         if self._session is None or self.eid is None:
             raise InvalidRequest("no episode is running that could be forked: reset first")
-        session: Session = self._session.fork(t, eid=self.eid)
-        runner = EpisodeRunner(self.environment, lambda: session)
-        runner._session, runner.eid, runner.task = session, session.eid, self.task
-        return runner
+        return EpisodeRunner.at(self.environment, self._session.fork(t, eid=self.eid), self.task)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy in another process needs: everything but the session.
@@ -136,21 +153,12 @@ class EpisodeRunner:
         Raises:
             TypeError: An episode is running.
         """
-        if self._session is not None and self.eid is not None and not (self._finished or self.done):
+        if self._session is not None and self.eid is not None and not (self.record.finished or self.done):
             raise TypeError(
                 f"the episode {self.eid} of {self.environment.name} is running, and its session stays in this process: "
                 "finish it first, or hand over the factory and play there"
             )
         return {**self.__dict__, "_session": None}
-
-    def _begin(self, task: dict[str, Any]) -> None:
-        self.eid: str | None = None
-        self.opening: dict[str, Any] = {}
-        self.played: list[Played] = []
-        self.task = task
-        self.lost: str | None = None
-        self.done = False
-        self._finished = False
 
     def reset(self, task: Mapping[str, Any]) -> str:
         """Start an episode and return the text that the student reads; `LOST` if an infrastructure failure prevents it.
@@ -160,7 +168,7 @@ class EpisodeRunner:
             CapacityReached: The server has no room for this runner's first session, and would have none in the next
                 batch.
         """
-        self._begin(dict(task))
+        self.record.begin(task)
         try:
             if self._session is None:
                 self._session = self._connect()
@@ -168,19 +176,13 @@ class EpisodeRunner:
             result = self._session.reset(**task)
         except InvalidRequest:
             raise
-        except (ErrataError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             if isinstance(error, CapacityReached) and not self._has_had_room:
-                raise CapacityReached(
-                    f"the server has no session left for another rollout of {self.environment.name}: a trainer keeps a "
-                    "session for each rollout of a batch, on each of its processes, so start the server with "
-                    f"--max-sessions N of at least so many ({error.message})",
-                    **error.details,
-                ) from error
-            self._lose(error)
+                raise without_room(error, self.environment) from error
+            self.record.lose(error)
+            self._drop()
             return LOST
-        self.eid, self.done = self._session.eid, bool(result.done)
-        self.opening = dict(result.observation)
-        return self.environment.agent_text(self.opening)
+        return self.record.opened(self._session.eid, result)
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the environment, and add the call to `played`.
@@ -193,49 +195,28 @@ class EpisodeRunner:
             TypeError: The tool or the environment refuses the arguments; the message is for the student.
             KeyError: The environment has no such tool.
         """
-        given = dict(arguments)
-        if self.lost is not None or self._session is None:
-            self.played.append(Played(tool, given, LOST))
-            return LOST
-        if self.done or self._finished:
-            self.played.append(Played(tool, given, OVER))
-            return OVER
-        try:
-            action = self.environment.tools[tool].action(given)
-        except TypeError as error:
-            self._refuse(tool, given, str(error))
-            raise
-        return self._step(self._session, tool, given, action)
+        given, session = dict(arguments), self._session
+        text = self.record.unanswered(tool, given, connected=session is not None)
+        if text is not None or session is None:
+            return text or LOST
+        return self._step(session, tool, given, self.record.action(tool, given))
 
     def _step(self, session: Session, tool: str, given: dict[str, Any], action: dict[str, Any]) -> str:
         try:
             result = session.step(action)
-        except InvalidRequest as error:  # the environment's own validation of what the student wrote
-            self._refuse(tool, given, error.message)
-            raise TypeError(error.message) from error
-        except (ErrataError, OSError, TimeoutError) as error:
-            self._lose(error)
-            self.played.append(Played(tool, given, LOST))
-            return LOST
-        observation = dict(result.observation)
-        text = self.environment.agent_text(observation)
-        self.done = bool(result.done)
-        marker = marker_of({"observation": observation, "metadata": getattr(result, "metadata", None)})
-        self.played.append(Played(tool, given, text, session.t, result.reward, self.done, marker, observation))
-        return text
+        except FAILURES as error:
+            text = self.record.failed(tool, given, error)
+            self._drop()
+            return text
+        return self.record.received(tool, given, result, session.t)
 
-    def _refuse(self, tool: str, given: dict[str, Any], why: str) -> None:
-        marker = ErrorMarker(error_kind="invalid_arguments", hint_template_key="args.invalid", severity="error")
-        self.played.append(Played(tool, given, why, marker=marker))
-
-    def _lose(self, error: Exception) -> None:
-        self.lost = named_text_of(error)
-        log.warning("an episode of %s is lost and will not be counted: %s", self.environment.name, self.lost)
+    def _drop(self) -> None:
+        """Close the session of a lost episode; the next reset opens another."""
         session, self._session = self._session, None
         if session is not None:
             try:
                 session.close()
-            except (ErrataError, OSError, TimeoutError) as also:  # of the same cause: it is gone already
+            except FAILURES as also:  # of the same cause: it is gone already
                 log.debug("closing the lost session failed: %s", also)
 
     def finish(self) -> float | None:
@@ -246,18 +227,12 @@ class EpisodeRunner:
         Returns:
             None for an episode that was lost or never began.
         """
-        if not self._finished:
-            closing = self.environment.closing_tool
-            if closing is not None and self.lost is None and not self.done and self._session is not None:
-                self._step(self._session, closing, {}, self.environment.tools[closing].action({}))
-            self._finished = True
-        if self.lost is not None or self.eid is None:
-            return None
-        return float(sum(call.reward for call in self.played if call.reward is not None))
-
-    def deliveries(self) -> list[Delivery]:
-        """Return the calls of the episode for `build_rollout`."""
-        return [Delivery(call.t, call.tool, call.arguments, call.text, call.marker, self.eid) for call in self.played]
+        session = self._session
+        closing = self.record.closing(connected=session is not None)
+        if closing is not None and session is not None:
+            self._step(session, closing, {}, self.environment.tools[closing].action({}))
+        self.record.finished = True
+        return self.record.reward()
 
     def close(self) -> None:
         """Close the session; a later `reset` opens a new one."""

@@ -31,15 +31,28 @@ class Connect:
 
     def __call__(self) -> Any:
         """Return a blocking client that is connected."""
-        client: ErrataClient[Any, Any, Any] = ErrataClient(
+        session = self._client().sync()
+        session.connect()
+        return session
+
+    async def connected(self) -> ErrataClient[Any, Any, Any]:
+        """Return a client that is connected, for an `AwaitedRunner`. Clients of an event loop share one multiplexed
+        connection, where the server offers it."""
+        client = self._client()
+        try:
+            await client.connect()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    def _client(self) -> ErrataClient[Any, Any, Any]:
+        return ErrataClient(
             self.url,
             message_timeout_s=self.message_timeout_s,
             headers=dict(self.headers) or None,
             retries=self.retries,
         )
-        session = client.sync()
-        session.connect()
-        return session
 
 
 def served_environment(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from errata_protocol.install_hint import DISTRIBUTION, install_hint
 from errata_protocol.rollouts import ErrorMarker
 
+from .json_values import float_of, number_of, of_type, plain_of
 from .rollout import Call, DpoPair, Rollout, SdpoItem, Turn
 
 SCHEMA_VERSION = 1
@@ -39,7 +39,6 @@ _MAPPINGS = frozenset({"task", "votes"})
 _FLOATS = frozenset({"reward", "weight", "ref_chosen", "ref_rejected"})
 _INDICES = frozenset({"turn", "t", "shared_prefix"})
 _NEVER_NULL = frozenset({"turns", "turn", "shared_prefix", "weight", "truncated"}) | _INTS | _MAPPINGS
-_NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
 _PLACE = ("index", "start", "stop")
 _ROWS = 1000  # a Parquet row group
 
@@ -60,13 +59,13 @@ def to_json(record: Record) -> dict[str, Any]:
         if item.name == "turns":
             value = [_turn_to_json(turn) for turn in value]
         elif item.name == "logprobs":
-            value = None if value is None else [_number(one) for one in value]
+            value = None if value is None else [number_of(one) for one in value]
         elif item.name in _FLOATS:
-            value = None if value is None else _number(value)
+            value = None if value is None else number_of(value)
         elif item.name in _INTS:
             value = [int(index(one)) for one in value]  # a mask may be of bools, ids of NumPy
         elif item.name in _MAPPINGS:
-            value = _plain(value, item.name)
+            value = plain_of(value, item.name)
         elif isinstance(value, tuple):
             value = list(value)
         row[item.name] = value
@@ -174,33 +173,11 @@ def _checked(target: Path, records: Iterable[Record], *, one_kind: bool) -> Iter
         yield record
 
 
-def _plain(value: Any, where: str) -> Any:
-    """Return a value as plain JSON types; TypeError names the place of a value that JSON cannot hold."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return _number(value)
-    # loops, for a comprehension is a frame more: a student's nesting must not end here before it does in the encoder
-    if isinstance(value, Mapping):
-        table = {}
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"{where} has the key {key!r}: keys of JSON objects are texts")
-            table[key] = _plain(inner, f"{where}.{key}")
-        return table
-    if isinstance(value, list | tuple):
-        row = []
-        for number, inner in enumerate(value):
-            row.append(_plain(inner, f"{where}[{number}]"))
-        return row
-    raise TypeError(f"{where} is a {type(value).__name__}: JSON has no such value")
-
-
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
     calls = [
         {
             "name": call.name,
-            "arguments": _plain(call.arguments, f"turns[{turn.index}].calls[{number}].arguments"),
+            "arguments": plain_of(call.arguments, f"turns[{turn.index}].calls[{number}].arguments"),
             "t": call.t,
             "marker": None if call.marker is None else call.marker.model_dump(exclude_none=True),
         }
@@ -210,17 +187,17 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
 
 
 def _turn_from_json(turn: Any) -> Turn:
-    turn = _of_type(turn, dict, "a turn", "an object")
+    turn = of_type(turn, dict, "a turn", "an object")
     calls = tuple(
         Call(
-            _of_type(call["name"], str, "a call's name", "a text"),
-            _of_type(call["arguments"], dict, "a call's arguments", "an object"),
-            None if call.get("t") is None else _of_type(call["t"], int, "a call's t", "an integer or null"),
+            of_type(call["name"], str, "a call's name", "a text"),
+            of_type(call["arguments"], dict, "a call's arguments", "an object"),
+            None if call.get("t") is None else of_type(call["t"], int, "a call's t", "an integer or null"),
             None if call.get("marker") is None else ErrorMarker.model_validate(call["marker"]),
         )
-        for call in _of_type(turn["calls"], list, "calls", "a list")
+        for call in of_type(turn["calls"], list, "calls", "a list")
     )
-    at, start, stop = (_of_type(turn[name], int, f"a turn's {name}", "an integer") for name in _PLACE)
+    at, start, stop = (of_type(turn[name], int, f"a turn's {name}", "an integer") for name in _PLACE)
     return Turn(at, start, stop, calls)
 
 
@@ -229,42 +206,24 @@ def _from_json(name: str, value: Any) -> Any:
     if value is None and name not in _NEVER_NULL:
         return None
     if name == "turns":
-        return tuple(_turn_from_json(turn) for turn in _of_type(value, list, name, "a list"))
+        return tuple(_turn_from_json(turn) for turn in of_type(value, list, name, "a list"))
     if name in _INTS:
-        if not set(map(type, _of_type(value, list, name, "a list of integers"))) <= {int}:
+        if not set(map(type, of_type(value, list, name, "a list of integers"))) <= {int}:
             raise TypeError(f"{name} holds something else than integers")
         return tuple(value)
     if name == "logprobs":
-        return tuple(_float(one, name) for one in _of_type(value, list, name, "a list of numbers or null"))
+        return tuple(float_of(one, name) for one in of_type(value, list, name, "a list of numbers or null"))
     if name in _FLOATS:
-        return _float(value, name)
+        return float_of(value, name)
     if name in _INDICES:
-        return _of_type(value, int, name, "an integer")
+        return of_type(value, int, name, "an integer")
     if name == "truncated":
-        return _of_type(value, bool, name, "true or false")
+        return of_type(value, bool, name, "true or false")
     if name == "votes":
-        for vote in _of_type(value, dict, name, "an object").values():
+        for vote in of_type(value, dict, name, "an object").values():
             if vote is not None:
-                _of_type(vote, str, "a vote", "a text or null")
-    return _of_type(value, dict, name, "an object") if name in _MAPPINGS else _of_type(value, str, name, "a text")
-
-
-def _of_type(value: Any, kind: type, name: str, meaning: str) -> Any:
-    if type(value) is not kind:  # true is an int to Python
-        raise TypeError(f"{name} is {value!r:.80}: it has to be {meaning}")
-    return value
-
-
-def _float(value: Any, name: str) -> float:
-    if type(value) not in (int, float) and not (type(value) is str and value in _NOT_FINITE):
-        raise TypeError(f"{name} is {value!r:.80}: it has to be a number, or one of {', '.join(sorted(_NOT_FINITE))}")
-    return float(value)
-
-
-def _number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+                of_type(vote, str, "a vote", "a text or null")
+    return of_type(value, dict, name, "an object") if name in _MAPPINGS else of_type(value, str, name, "a text")
 
 
 def _write_jsonl(path: Path, records: Iterator[Record]) -> int:
