@@ -39,6 +39,7 @@ PACKAGES = (
     "errata_trainer.episodes.awaited",
     "errata_trainer.episodes.playing",
     "errata_trainer.episodes.record",
+    "errata_trainer.episodes.recorded",
     "errata_trainer.recipes.trl",
     "errata_trainer.tiny",
     "errata_trainer.episodes.tools",
