@@ -37,6 +37,7 @@ PACKAGES = (
     "errata_trainer.assembly.pair_source",
     "errata_trainer.hints",
     "errata_trainer.episodes.awaited",
+    "errata_trainer.episodes.conversation",
     "errata_trainer.episodes.playing",
     "errata_trainer.episodes.record",
     "errata_trainer.episodes.recorded",
