@@ -1,0 +1,276 @@
+"""`ErrataAgentLoop`: VeRL's rollouts in any environment of a server, many side by side in each worker process.
+
+The sessions of a process share one multiplexed connection. Token ids are kept as they were sampled, by VeRL's
+Continuous Token. An infrastructure failure is raised: VeRL drops that rollout, and keeps its siblings.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
+from verl.experimental.agent_loop.tool_parser import ToolParser
+from verl.tools.schemas import OpenAIFunctionToolSchema
+
+from errata_protocol.errors import ServiceError, SessionLost
+
+from ...episodes.awaited import AwaitedRunner
+from ...episodes.conversation import Conversation, ConversationLimits, Heard, StudentTurn, converse
+from ...episodes.served import Connect, check_served, chosen_tools, served_environment
+from ...episodes.tools import PlayedEnvironment, Tool
+from .options import EpisodeOptions, options_of
+
+ERRATA = "errata"
+"""Name of the agent loop: ``actor_rollout_ref.rollout.agent.default_agent_loop``, or ``agent_name`` of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What the rollouts of a process share.
+
+    Attributes:
+        environment: Environment that is played.
+        connect: Opens sessions on its server.
+        tools: Names of the tools that the student may call.
+    """
+
+    environment: PlayedEnvironment
+    connect: Connect
+    tools: tuple[str, ...]
+
+
+class ErrataAgentLoop(AgentLoopBase):  # type: ignore[misc]
+    """Plays a row's task in the environment that the configuration names; see `EpisodeOptions`.
+
+    Its arguments are those of VeRL's `AgentLoopBase`. VeRL makes one for each rollout.
+
+    Raises:
+        ValueError: The configuration has no block ``errata``, or one that is not valid; or no parser of tool calls has
+            the name of the format.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.options = options_of(self.config)
+        multi_turn = self.rollout_config.get("multi_turn") or {}
+        self.tool_parser = ToolParser.get_tool_parser(
+            self.options.tool_format or multi_turn.get("format") or "hermes", self.tokenizer
+        )
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """Play an episode of a row's task, and return its tokens and its reward.
+
+        Args:
+            sampling_params: VeRL's settings of the generator.
+            **row: Columns of the row; ``raw_prompt`` has the messages of the prompt.
+
+        Raises:
+            SessionLost: The episode was lost by an infrastructure failure or a deadline, and does not count.
+            InvalidRequest: The environment does not take the task, or the prompt is too long: an error of the data set.
+            ServiceError: The server or the generator failed before the first turn.
+        """
+        task = self.options.task_of(row)
+        played = await self.loop.run_in_executor(None, _played, self.options)
+        runner = AwaitedRunner(
+            played.environment, played.connect.connected, call_s=self.options.call_s, episode_s=self.options.episode_s
+        )
+        student = RolloutStudent(
+            self, sampling_params, [schema_of(played.environment.tools[one]) for one in played.tools]
+        )
+        limits = ConversationLimits(
+            turns=self.options.turns,
+            completion_tokens=int(self.rollout_config.response_length),
+            prompt_tokens=int(self.rollout_config.prompt_length),
+        )
+        try:
+            said = await converse(student, runner, list(row["raw_prompt"]), task, tools=played.tools, limits=limits)
+        finally:
+            await runner.close()
+        if said.reward is None:
+            raise SessionLost(f"the rollout does not count, its episode was lost: {runner.lost}")
+        return self._output(said, runner, student)
+
+    def _output(self, said: Conversation, runner: AwaitedRunner, student: RolloutStudent) -> AgentLoopOutput:
+        failing = sum(call.marker is not None and call.marker.severity != "warning" for call in runner.played)
+        return AgentLoopOutput(
+            prompt_ids=said.prompt_ids,
+            response_ids=said.completion_ids,
+            response_mask=said.mask,
+            response_logprobs=said.logprobs,
+            reward_score=float(said.reward or 0.0),
+            num_turns=len(said.prompt) + len(said.messages),
+            metrics=AgentLoopMetrics(generate_sequences=student.generating_s, tool_calls=runner.spent_s),
+            extra_fields={
+                **student.versions,
+                "turn_scores": [],
+                "tool_rewards": [],
+                "reward_extra_info": {"score": float(said.reward or 0.0), "failing_calls": failing},
+            },
+        )
+
+    def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
+        """Return the prompt as it is: VeRL would cut off its beginning; `converse` refuses one that is too long."""
+        return prompt_ids
+
+
+class RolloutStudent:
+    """The student of one conversation: VeRL's rollout server, its parser of tool calls and its Continuous Token.
+
+    Args:
+        agent_loop: The agent loop.
+        sampling_params: VeRL's settings of the generator.
+        tools: Descriptions of the student's tools, JSON Schema.
+
+    Attributes:
+        generating_s: Time that the rollout server took, seconds.
+        versions: ``min_global_steps`` and ``max_global_steps``, versions of the weights that sampled the first and the
+            last turn.
+    """
+
+    def __init__(
+        self, agent_loop: ErrataAgentLoop, sampling_params: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._loop, self._tools = agent_loop, [dict(tool) for tool in tools]
+        self._parsed_for = [parser_schema(tool) for tool in tools]
+        self._sampling = dict(sampling_params)
+        stops = agent_loop.tool_parser.stop_token_ids
+        if stops:
+            self._sampling["stop_token_ids"] = sorted({*(self._sampling.get("stop_token_ids") or ()), *stops})
+        self._ends = {*stops, agent_loop.tokenizer.eos_token_id}
+        self._request_id = uuid4().hex
+        self._messages: list[dict[str, Any]] = []
+        self._ids: list[int] = []
+        self.generating_s = 0.0
+        self.versions: dict[str, Any] = {}
+
+    async def begin(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        """Return the tokens of the prompt; see `Student`."""
+        self._messages = [dict(message) for message in messages]
+        self._ids = list(await self._loop.ct_build_initial_tokens(self._messages, tools=self._tools or None))
+        return list(self._ids)
+
+    async def turn(self, room: int | None) -> StudentTurn:
+        """Sample a turn; see `Student`.
+
+        Raises:
+            ServiceError: The rollout server gave up the turn.
+        """
+        limits = [one for one in (room, self._loop.options.turn_tokens) if one is not None]
+        sampling = {**self._sampling, **({"max_tokens": min(limits)} if limits else {})}
+        began = time.monotonic()
+        out = await self._loop.server_manager.generate(
+            request_id=self._request_id, prompt_ids=list(self._ids), sampling_params=sampling
+        )
+        self.generating_s += time.monotonic() - began
+        if out.stop_reason == "aborted":
+            raise ServiceError("the rollout server aborted a turn, and the rollout does not count")
+        self._note_versions(out.extra_fields)
+        ids = list(out.token_ids)
+        merged, _, _ = await self._loop.ct_merge_assistant_token(self._ids, ids, [])
+        self._ids = list(merged.token_ids)
+        content, calls = await self._loop.tool_parser.extract_tool_calls(ids, self._parsed_for)
+        message = self._message(content, calls)
+        self._messages.append(message)
+        is_full = bool(limits) and len(ids) >= min(limits)
+        cut = is_full and ids[-1] not in self._ends
+        return StudentTurn(ids, message, list(out.log_probs) if out.log_probs else None, cut)
+
+    async def hear(self, messages: Sequence[Mapping[str, Any]]) -> Heard:
+        """Return the tokens of tool results; see `Student`."""
+        updated = [*self._messages, *(dict(message) for message in messages)]
+        merged, _, _ = await self._loop.ct_merge_context_msg(
+            self._messages, updated, self._ids, [], tools=self._tools or None
+        )
+        kept = len(self._ids) - merged.removed_prefix_token_count
+        self._messages, self._ids = updated, list(merged.token_ids)
+        return Heard(self._ids[kept:], merged.removed_prefix_token_count)
+
+    def _message(self, content: str, calls: Sequence[Any]) -> dict[str, Any]:
+        end = self._loop.tokenizer.eos_token
+        message: dict[str, Any] = {"role": "assistant", "content": content.removesuffix(end) if end else content}
+        if calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls
+            ]
+        return message
+
+    def _note_versions(self, fields: Mapping[str, Any]) -> None:
+        version = fields.get("global_steps")
+        self.versions.setdefault("min_global_steps", fields.get("min_global_steps", version))
+        self.versions["max_global_steps"] = fields.get("max_global_steps", version)
+
+
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """Return the description of a tool for a chat template, as OpenAI's API has it."""
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+    }
+
+
+def parser_schema(tool: Mapping[str, Any]) -> OpenAIFunctionToolSchema:
+    """Return the description of a tool as VeRL's parsers read it: of each argument only the type, which some need.
+
+    Args:
+        tool: Description for a chat template; see `schema_of`.
+    """
+    function = tool["function"]
+    properties = function["parameters"].get("properties", {})
+    types = {name: {"type": _types(schema)} for name, schema in properties.items()}
+    parameters = {"type": "object", "properties": types, "required": function["parameters"].get("required", [])}
+    return OpenAIFunctionToolSchema.model_validate(
+        {"type": "function", "function": {**function, "parameters": parameters}}
+    )
+
+
+def _types(schema: Mapping[str, Any]) -> str | list[str]:
+    """Return the JSON types that a schema allows; all of them where it does not say."""
+    if "type" in schema:
+        found: str | list[str] = schema["type"]
+        return found
+    several = [kind for one in schema.get("anyOf", ()) for kind in _listed(_types(one))]
+    return several or ["string", "integer", "number", "boolean", "array", "object", "null"]
+
+
+def _listed(types: str | list[str]) -> list[str]:
+    return [types] if isinstance(types, str) else types
+
+
+_SHARED: dict[str, Played] = {}
+_GUARD = threading.Lock()
+
+
+def _played(options: EpisodeOptions) -> Played:
+    """Return what the rollouts of this process share; the first one asks the server.
+
+    Raises:
+        InvalidRequest: The server has no such environment or tool there.
+        ConnectionError: The server cannot be reached.
+        ServiceError: The server failed.
+    """
+    key = json.dumps(
+        [options.url, options.env, options.tools, options.headers, options.message_timeout_s, options.retries],
+        sort_keys=True,
+    )
+    with _GUARD:
+        if key not in _SHARED:
+            environment = served_environment(options.url, options.env, headers=options.headers)
+            tools = chosen_tools(environment, options.tools)
+            headers = tuple(sorted(options.headers.items()))
+            connect = Connect(options.url, headers, options.message_timeout_s, options.retries)
+            session = connect()
+            try:
+                check_served(session, environment)
+            finally:
+                session.close()
+            _SHARED[key] = Played(environment, connect, tools)
+        return _SHARED[key]
+
+
+register(ERRATA)(ErrataAgentLoop)
