@@ -15,6 +15,9 @@ from errata_protocol.errors import InvalidRequest, NotSupported, ServiceError
 ID_COLUMNS = ("instance_id", "task_id")
 """Fields of a task that name it for ``reset``; the first that all tasks have is taken."""
 
+PROMPT = "Work on the task with your tools, and submit when it is done.\n\n"
+"""What stands before the text of a reset, in the user's message."""
+
 EVALUATION = "test"
 """Type of a split that is for evaluation."""
 
@@ -79,6 +82,11 @@ def offered_tasks(
         )
     more = {"split": split} if evaluation else {}
     return [{**{name: task[name] for name in columns}, **more} for task in tasks]
+
+
+def messages_of(prompt: str | Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return the messages of a prompt; a text is that of the user's message."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(part) for part in prompt]
 
 
 def _ask(client: httpx.Client, method: str, url: str, env: str, body: Mapping[str, Any] | None = None) -> Any:

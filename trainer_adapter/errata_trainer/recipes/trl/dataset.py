@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...episodes.tasks import offered_tasks
-
-PROMPT = "Work on the task with your tools, and submit when it is done.\n\n"
-"""What stands before the text of a reset, in the user's message."""
+from ...episodes.tasks import PROMPT, messages_of, offered_tasks
 
 
 def dataset(
@@ -45,5 +42,5 @@ def dataset(
     from datasets import Dataset
 
     tasks = offered_tasks(url, env, split=split, columns=columns, headers=headers, timeout_s=timeout_s, stacklevel=2)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(part) for part in prompt]
+    messages = messages_of(prompt)
     return Dataset.from_list([{"prompt": messages, **task} for task in tasks])

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...episodes.tasks import offered_tasks
-
-PROMPT = "Work on the task with your tools, and submit when it is done.\n\n"
-"""What stands before the text of a reset, in the user's message."""
+from ...episodes.tasks import PROMPT, messages_of, offered_tasks
 
 
 def write_dataset(
@@ -48,7 +45,7 @@ def write_dataset(
     import pyarrow.parquet
 
     tasks = offered_tasks(url, env, split=split, columns=columns, headers=headers, timeout_s=timeout_s, stacklevel=2)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(part) for part in prompt]
+    messages = messages_of(prompt)
     rows: list[dict[str, Any]] = [
         {
             "data_source": env,
