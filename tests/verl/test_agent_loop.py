@@ -217,6 +217,15 @@ def test_a_wrong_option_is_refused_by_name(given: dict[str, Any], message: str) 
         options_of(OmegaConf.create(given))
 
 
+def test_a_token_comes_from_the_process_and_not_from_the_printed_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = EpisodeOptions("http://h", headers={"X-Run": "1"}, token_env="SHELF_TOKEN")
+    monkeypatch.setenv("SHELF_TOKEN", "secret")
+    assert options.all_headers() == {"X-Run": "1", "Authorization": "Bearer secret"} and "secret" not in repr(options)
+    monkeypatch.delenv("SHELF_TOKEN")
+    with pytest.raises(ValueError, match="SHELF_TOKEN, which is not set here"):
+        options.all_headers()
+
+
 @pytest.mark.parametrize(
     ("row", "columns", "task"),
     [

@@ -74,6 +74,7 @@ def settings(directory: Path, url: str, ray: str) -> list[str]:
         "trainer.total_training_steps=2",
         "trainer.total_epochs=1",
         f"trainer.default_local_dir={directory}/checkpoints",
+        f"hydra.run.dir={directory}/hydra",
         "ray_kwargs.ray_init.num_cpus=12",
         "+ray_kwargs.ray_init.address=local",
         "+ray_kwargs.ray_init.num_gpus=1",

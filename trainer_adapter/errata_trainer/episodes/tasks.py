@@ -41,7 +41,7 @@ def offered_tasks(
     Tasks of a split for evaluation also have ``split``, because such a task is served only where its split is named.
 
     Args:
-        url: URL of the server.
+        url: URL of the environment, or of its server.
         env: Name of the environment.
         split: Name of the split; None for the only one that is not for evaluation.
         columns: Fields of a task that ``reset`` takes; None for the first of `ID_COLUMNS` that is there.

@@ -250,20 +250,21 @@ def _played(options: EpisodeOptions) -> Played:
     """Return what the rollouts of this process share; the first one asks the server.
 
     Raises:
+        ValueError: The environment variable of the token is not set.
         InvalidRequest: The server has no such environment or tool there.
         ConnectionError: The server cannot be reached.
         ServiceError: The server failed.
     """
+    headers = options.all_headers()
     key = json.dumps(
-        [options.url, options.env, options.tools, options.headers, options.message_timeout_s, options.retries],
-        sort_keys=True,
+        [options.url, options.env, options.tools, headers, options.message_timeout_s, options.retries], sort_keys=True
     )
     with _GUARD:
         if key not in _SHARED:
-            environment = served_environment(options.url, options.env, headers=options.headers)
+            environment = served_environment(options.url, options.env, headers=headers)
             tools = chosen_tools(environment, options.tools)
-            headers = tuple(sorted(options.headers.items()))
-            connect = Connect(options.url, headers, options.message_timeout_s, options.retries)
+            pairs = tuple(sorted(headers.items()))
+            connect = Connect(options.url, pairs, options.message_timeout_s, options.retries)
             session = connect()
             try:
                 check_served(session, environment)

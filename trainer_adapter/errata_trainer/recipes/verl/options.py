@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,10 @@ class EpisodeOptions:
         env: Name of the environment on its server.
         tools: Names of the tools that the student may call; None is all.
         task_columns: Columns of a row that ``reset`` is given; None for the column ``task``, a JSON object.
-        headers: Headers of each request and connect, e.g. ``{"Authorization": "Bearer TOKEN"}``.
+        headers: Headers of each request and connect. VeRL prints its whole configuration, so a token does not belong
+            here.
+        token_env: Name of the environment variable that holds the server's token, in each of VeRL's processes; None for
+            a server without one.
         message_timeout_s: Longest wait of the client for an answer in seconds, reconnects included.
         retries: Most times that a request is sent again after a failure that the server rolled back.
         call_s: Longest time of a reset or of a call, in seconds; None for no limit but the client's.
@@ -36,6 +40,7 @@ class EpisodeOptions:
     tools: Sequence[str] | None = None
     task_columns: Sequence[str] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    token_env: str | None = None
     message_timeout_s: float = 1000.0
     retries: int = 2
     call_s: float | None = None
@@ -52,6 +57,22 @@ class EpisodeOptions:
         for name in ("tools", "task_columns"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"errata.{name} is a list of names: [{getattr(self, name)}]")
+
+    def all_headers(self) -> dict[str, str]:
+        """Return the headers of each request, with the token.
+
+        Raises:
+            ValueError: The environment variable of the token is not set in this process.
+        """
+        if self.token_env is None:
+            return dict(self.headers)
+        token = os.environ.get(self.token_env)
+        if not token:
+            raise ValueError(
+                f"errata.token_env names {self.token_env}, which is not set here: export it where Ray starts, or set "
+                "it in ray_kwargs.ray_init.runtime_env.env_vars"
+            )
+        return {**self.headers, "Authorization": f"Bearer {token}"}
 
     def task_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of ``reset`` that begin the task of a row of the data set.
