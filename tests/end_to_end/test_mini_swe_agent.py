@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import errata_client
+import errata_environment
 import errata_protocol
 import terminal_env
 from errata_server.process import ServerProcess
@@ -29,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "mini_swe_agent.py"
 PLAY = Path(__file__).parent / "play_mini_swe_agent.py"
 AGENT = "mini-swe-agent-2.4.6"
+PACKAGES = (errata_client, errata_environment, errata_protocol, terminal_env)
+"""Packages of ours that the example imports."""
 SOLUTION = Path(terminal_env.__file__).parent / "tasks" / "access-report" / "solution" / "solve.sh"
 FINISH = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo done"
 INSTANCE = "errata-examples__pagelist-1"
@@ -136,7 +139,7 @@ def agent() -> Callable[..., dict[str, Any]]:
     """Plays the commands with mini-swe-agent itself, in a Python that has it and our client's dependencies."""
     python = ROOT / ".cache" / AGENT / "bin/python"
     assert python.exists(), f"{python} is missing: run `make test-swe`, which makes it"
-    packages = {str(Path(str(module.__file__)).parents[1]) for module in (errata_client, errata_protocol, terminal_env)}
+    packages = {str(Path(str(module.__file__)).parents[1]) for module in PACKAGES}
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "ERRATA_", "MSWEA_"))}
     env |= {"PYTHONPATH": os.pathsep.join(sorted(packages)), "MSWEA_SILENT_STARTUP": "1"}
 
