@@ -399,7 +399,7 @@ class Checkout:
     def _with_torch(self, log: str, place: Path, lock: Path, *also: Path) -> None:
         """Install what a lock with torch pins into an environment, within that and other locks."""
         # torch stays with pip. It brings what its build needs (CUDA's libraries, or none for a CPU build), and its
-        # wheel may come from where only pip is told to look.
+        # wheel may come from a place that only pip's configuration names.
         within = [word for file in (*also, lock) for word in ("-c", file)]
         options = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-compile")
         torch = f"torch=={version_in(lock, 'torch')}"

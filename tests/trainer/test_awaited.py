@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripted_session import ScriptedSession
 
 from errata_protocol.errors import (
     CapacityReached,
@@ -57,39 +57,15 @@ class World:
         return AwaitedSession(self.connect())
 
 
-class Session:
+class Session(ScriptedSession):
+    """A session that tells its world when it is closed."""
+
     def __init__(self, world: World) -> None:
-        self.world, self.name = world, world.sessions
-        self.eid: str | None = None
-        self.t: int | None = None
-        self.slow_s = 0.0
-
-    def _answer(self, asked: Any) -> Any:
-        self.world.asked.append(asked)
-        answer = self.world.answers.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        text, reward, done, *more = answer
-        self.slow_s = more[0] if more and isinstance(more[0], float) else 0.0
-        marked = more[0] if more and isinstance(more[0], dict) else {}
-        observation = {"text": text, "error_kind": None, **marked}
-        return SimpleNamespace(observation=observation, reward=reward, done=done, metadata=None)
-
-    def reset(self, **task: Any) -> Any:
-        result = self._answer(task)
-        self.eid, self.t = f"e-{self.name}-{len(self.world.asked)}", 0
-        return result
-
-    def step(self, action: Any) -> Any:
-        result = self._answer(action)
-        self.t = (self.t or 0) + 1
-        return result
-
-    def fork(self, t: int, *, eid: str | None = None) -> Any:
-        raise NotImplementedError
+        super().__init__(world.answers, world.asked, f"e-{world.sessions}")
+        self.number = world.sessions
 
     def close(self) -> None:
-        self.world.asked.append(f"close {self.name}")
+        self.asked.append(f"close {self.number}")
 
 
 class AwaitedSession:
@@ -156,7 +132,7 @@ STORIES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-def told(error: Exception) -> tuple[str, str]:
+def named(error: Exception) -> tuple[str, str]:
     return type(error).__name__, str(error)
 
 
@@ -175,7 +151,7 @@ def blocking(answers: list[Any], steps: list[Any], environment: PlayedEnvironmen
             else:
                 said = runner.call(*step[1:]) if step[0] == "call" else getattr(runner, step)()
         except Exception as error:
-            said = told(error)
+            said = named(error)
         seen.append([step, said, *outcome(runner)])
     return seen, world.asked
 
@@ -190,7 +166,7 @@ async def awaited(answers: list[Any], steps: list[Any], environment: PlayedEnvir
             else:
                 said = await (runner.call(*step[1:]) if step[0] == "call" else getattr(runner, step)())
         except Exception as error:
-            said = told(error)
+            said = named(error)
         seen.append([step, said, *outcome(runner)])
     return seen, world.asked
 
@@ -296,7 +272,7 @@ async def test_a_call_that_is_cancelled_loses_its_episode_and_no_other() -> None
     assert runners[0].record.lost_code == "CANCELLED" and await runners[0].finish() is None
     assert await runners[0].call("read", {"path": "red"}) == LOST
     await runners[0].close()
-    assert worlds[0].asked[-1] == "close 1", "whoever cancels has to close"
+    assert worlds[0].asked[-1] == "close 1", "who cancels a call closes the runner"
     assert (runners[1].lost, await runners[1].finish()) == (None, 2.0)
 
 

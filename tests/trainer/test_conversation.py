@@ -33,10 +33,10 @@ def call(name: Any, arguments: Any = None) -> dict[str, Any]:
 
 
 class Session:
-    """A session whose calls of ``read`` take as long as it is told to, and that is over when a word is submitted.
+    """A session with slow calls of ``read``, whose episode ends when a word is submitted.
 
     Args:
-        name: Its eid.
+        name: Key of its episode.
         slow_s: Time that each ``read`` takes, in seconds.
         failure: Exception of the first ``read``; None for none.
     """

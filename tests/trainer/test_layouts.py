@@ -269,7 +269,7 @@ def test_packed_rows_do_not_see_each_other_on_a_cpu(kind: str, near: float, atte
         alone = torch.cat([model(input_ids=torch.tensor([row])).logits[0] for row in whole])
         torch.testing.assert_close(model(**call).logits[0], alone, rtol=near, atol=near)
         seen = model(**{**call, "position_ids": torch.arange(len(alone))[None]}).logits[0]
-    assert not torch.allclose(seen, alone, rtol=1e-3), "rows that are not told apart differ"
+    assert not torch.allclose(seen, alone, rtol=1e-3), "without position ids that begin again, rows see each other"
 
 
 def test_a_batch_has_padded_prompts_unless_it_carries_another_layout() -> None:

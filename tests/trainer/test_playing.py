@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripted_session import ScriptedSession
 
 from errata_protocol.errors import (
     CapacityReached,
@@ -24,44 +24,14 @@ from tests.environments.shelf import SPEC, ShelfAction
 SHELF = of_spec(SPEC)
 
 
-class Session:
-    """A client whose answers are given."""
-
-    def __init__(self, answers: list[Any]) -> None:
-        self.answers = answers
-        self.asked: list[Any] = []
-        self.eid: str | None = None
-        self.t: int | None = None
-        self.closed = False
-
-    def _answer(self, asked: Any) -> Any:
-        self.asked.append(asked)
-        answer = self.answers.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        text, reward, done = answer
-        return SimpleNamespace(observation={"text": text}, reward=reward, done=done, metadata=None)
-
-    def reset(self, **task: Any) -> Any:
-        result = self._answer(task)
-        self.eid, self.t = f"e-{len(self.asked)}", 0
-        return result
-
-    def step(self, action: Any) -> Any:
-        result = self._answer(action)
-        self.t = (self.t or 0) + 1
-        return result
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def episode_runner(*answers: Any, environment: PlayedEnvironment = SHELF) -> tuple[EpisodeRunner, list[Session]]:
-    sessions: list[Session] = []
+def episode_runner(
+    *answers: Any, environment: PlayedEnvironment = SHELF
+) -> tuple[EpisodeRunner, list[ScriptedSession]]:
+    sessions: list[ScriptedSession] = []
     given = list(answers)
 
-    def connect() -> Session:
-        sessions.append(Session(given))
+    def connect() -> ScriptedSession:
+        sessions.append(ScriptedSession(given))
         return sessions[-1]
 
     return EpisodeRunner(environment, connect), sessions
@@ -150,13 +120,13 @@ def test_an_episode_that_was_lost_has_no_reward_without_a_closing_tool() -> None
     assert runner.finish() is None
 
 
-def connect_nowhere() -> Session:
+def connect_nowhere() -> ScriptedSession:
     raise AssertionError("a copy opens no session")
 
 
 def test_a_runner_is_copied_to_another_process_unless_its_episode_runs() -> None:
     runner = EpisodeRunner(SHELF, connect_nowhere)
-    runner._session = Session([("go", None, False), ("right", 1.0, True)])
+    runner._session = ScriptedSession([("go", None, False), ("right", 1.0, True)])
     assert pickle.loads(pickle.dumps(runner)).finish() is None
     runner.reset({})
     with pytest.raises(TypeError, match=r"episode e-1 of shelf is running.*hand over the factory"):
@@ -169,11 +139,11 @@ def test_a_runner_is_copied_to_another_process_unless_its_episode_runs() -> None
 def test_a_server_without_room_for_all_rollouts_stops_the_first_batch() -> None:
     full = CapacityReached("1/1 sessions active")
 
-    def connect() -> Session:
+    def connect() -> ScriptedSession:
         answer = given.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return Session(answer)
+        return ScriptedSession(answer)
 
     given: list[Any] = [full]
     with pytest.raises(CapacityReached, match=r"of shelf: .*--max-sessions N .*1/1 sessions active"):

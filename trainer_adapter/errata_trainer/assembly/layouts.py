@@ -60,8 +60,8 @@ class PaddedRows:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Rows one after the other in a single row ``[1, total]``. The model has to be told where they begin, or they see
-    each other: by position ids that start again, as a rule.
+    """Rows one after the other in a single row ``[1, total]``. Give the model position ids that begin again with each
+    row, or what else it takes: otherwise the rows see each other.
 
     Attributes:
         offsets: Column at which each row begins, and the one at which the last row ends, B + 1 in all.

@@ -94,23 +94,25 @@ class ErrataAgentLoop(AgentLoopBase):  # type: ignore[misc]
             await runner.close()
         if said.reward is None:
             raise SessionLost(f"the rollout does not count, its episode was lost: {runner.lost}")
-        return self._output(said, runner, student)
+        return self._output(said, said.reward, runner, student)
 
-    def _output(self, said: Conversation, runner: AwaitedRunner, student: RolloutStudent) -> AgentLoopOutput:
+    def _output(
+        self, said: Conversation, reward: float, runner: AwaitedRunner, student: RolloutStudent
+    ) -> AgentLoopOutput:
         failing = sum(call.marker is not None and call.marker.severity != "warning" for call in runner.played)
         return AgentLoopOutput(
             prompt_ids=said.prompt_ids,
             response_ids=said.completion_ids,
             response_mask=said.mask,
             response_logprobs=said.logprobs,
-            reward_score=float(said.reward or 0.0),
+            reward_score=reward,
             num_turns=len(said.prompt) + len(said.messages),
             metrics=AgentLoopMetrics(generate_sequences=student.generating_s, tool_calls=runner.spent_s),
             extra_fields={
                 **student.versions,
                 "turn_scores": [],
                 "tool_rewards": [],
-                "reward_extra_info": {"score": float(said.reward or 0.0), "failing_calls": failing},
+                "reward_extra_info": {"score": reward, "failing_calls": failing},
             },
         )
 

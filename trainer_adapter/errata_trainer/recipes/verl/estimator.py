@@ -8,6 +8,7 @@ advantage at every token: a failed machine would move the policy. Here such a ro
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,12 +20,16 @@ import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
 
+from ...channels.arguments import not_negative, shaped
 from ...channels.sampled import sampled_token_advantages
 
 GRPO_COMPOSER = "grpo_composer"
 """Name of the estimator: ``algorithm.adv_estimator``."""
 
 log = logging.getLogger("errata.trainer")
+
+_PADDING = re.compile("pad[0-9a-f]{32}")
+"""Group of the rows with which VeRL's V1 trainer fills a batch up."""
 
 
 @dataclass(slots=True)
@@ -38,7 +43,6 @@ class Shaping:
         weights: ``[B, R]`` weight of each token in channel 2; None weighs each 1.
         turn_scores: ``[B, R]`` teachers' consensus score of the turn that a token belongs to, 0 where nobody voted;
             None for no channel 3.
-        padding: ``[B]`` bool, true for the rows with which VeRL fills a batch up; None without such rows.
         alone: Number of rows that were alone in their group, set by the estimator.
     """
 
@@ -47,7 +51,6 @@ class Shaping:
     old_logprobs: Tensor | None = None
     weights: Tensor | None = None
     turn_scores: Tensor | None = None
-    padding: Tensor | None = None
     alone: int = 0
 
 
@@ -109,7 +112,7 @@ def grpo_composer(
         index,
         norm_adv_by_std_in_grpo=settings.get("norm_adv_by_std_in_grpo", True),
     )
-    alone = _alone(index, columns.padding).to(advantages.device)
+    alone = _alone(index).to(advantages.device)
     columns.alone = int(alone.sum())
     if columns.alone:
         log.warning("%d of %d rows are alone in their group, and have no advantage", columns.alone, len(index))
@@ -118,14 +121,10 @@ def grpo_composer(
     return advantages, advantages
 
 
-def _alone(index: Sequence[Any], padding: Tensor | None) -> Tensor:
-    """Return ``[B]`` bool: which rows that are no padding are alone in their group."""
-    padded = [False] * len(index) if padding is None else [bool(one) for one in padding]
-    members = Counter(str(group) for group, filled in zip(index, padded, strict=True) if not filled)
-    return torch.tensor(
-        [not filled and members[str(group)] == 1 for group, filled in zip(index, padded, strict=True)],
-        dtype=torch.bool,
-    )
+def _alone(index: Sequence[Any]) -> Tensor:
+    """Return ``[B]`` bool: which rows are alone in their group. Those with which VeRL fills a batch up are not."""
+    members = Counter(str(group) for group in index)
+    return torch.tensor([members[str(group)] == 1 and not _PADDING.fullmatch(str(group)) for group in index])
 
 
 def _with_channels(advantages: Tensor, response_mask: Tensor, columns: Shaping, settings: Mapping[str, Any]) -> Tensor:
@@ -141,27 +140,20 @@ def _with_channels(advantages: Tensor, response_mask: Tensor, columns: Shaping, 
         weighted = added if columns.weights is None else added * columns.weights
         advantages = advantages + weighted.to(advantages.dtype)
     if columns.turn_scores is not None and beta != 0:
-        if columns.turn_scores.shape != advantages.shape:
-            raise ValueError(f"turn_scores is {list(columns.turn_scores.shape)}: {list(advantages.shape)} is needed")
-        if beta < 0:
-            raise ValueError(f"beta_replay is {beta}: 0 or more")
+        not_negative("beta_replay", beta)
+        shaped("turn_scores", columns.turn_scores, tuple(advantages.shape), "as the response mask")
         advantages = advantages + beta * columns.turn_scores.to(advantages.dtype) * sampled
     return advantages
 
 
 def _columns_of(batch: Mapping[str, Any]) -> Shaping:
     """Return the columns that VeRL passed."""
-    known = set(batch.keys())  # a TensorDict answers `in` for strings only with its keys
-
-    def column(name: str) -> Any:
-        return batch[name] if name in known else None
-
     return Shaping(
-        error_mask=column("sdpo_error_mask"),
-        teacher_logprobs=column("sdpo_teacher_logprobs"),
-        old_logprobs=column("old_log_probs"),
-        weights=column("sdpo_weights"),
-        turn_scores=column("prm_scores"),
+        error_mask=batch.get("sdpo_error_mask", None),
+        teacher_logprobs=batch.get("sdpo_teacher_logprobs", None),
+        old_logprobs=batch.get("old_log_probs", None),
+        weights=batch.get("sdpo_weights", None),
+        turn_scores=batch.get("prm_scores", None),
     )
 
 
