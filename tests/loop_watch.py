@@ -3,7 +3,8 @@
 What takes long on the loop holds up all sessions. The watch measures the CPU time of the loop's thread around each
 callback, without garbage collections. While a callback runs, a thread looks where it is: only time in which the code at
 work is of the server, the protocol or an environment counts, with what that code calls. Imports do not count, nor does
-the making of an application, or what clients do on their own loops, or simulated threads.
+the making of an application, or what clients do on their own loops, or simulated threads, or a plain function of the
+product that a test's own coroutine calls: there the test chose the loop.
 
 Loops of uvloop are not watched; tests that serve in this process use asyncio's.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import sys
 import threading
 import time
@@ -47,6 +49,7 @@ _SIMULATED_THREADS = (("_run_inline", "loop.py"), ("_next", "threads.py"))
 """Functions of errata_server.simulation in which the loop plays a thread, and their modules."""
 _TESTS = f"{_ROOT / 'tests'}/"
 _IMPORT = "<frozen importlib._bootstrap>"
+_COROUTINE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 _Seen = tuple[float, str | None]
@@ -136,6 +139,7 @@ class LoopWatch:
     def _place(self, frame: FrameType | None) -> str | None:
         """Return where code of the product is at work; None where other code is."""
         found = outermost = None
+        in_coroutine = False
         while frame is not None and frame.f_code.co_name != "_run_once":
             name = frame.f_code.co_filename
             if (frame.f_code.co_name, Path(name).name) in _SIMULATED_THREADS:
@@ -146,8 +150,11 @@ class LoopWatch:
                 or name.startswith(_ELSEWHERE)
             ):
                 return None
-            if found is None and name.startswith(_TESTS) and not name.startswith(self._product):
+            is_test = name.startswith(_TESTS) and not name.startswith(self._product)
+            is_coroutine = bool(frame.f_code.co_flags & _COROUTINE)
+            if is_test and (found is None or (is_coroutine and not in_coroutine)):
                 return None
+            in_coroutine = in_coroutine or is_coroutine
             if name.startswith(self._product) and "/tasks/" not in name:
                 outermost = f"{frame.f_code.co_qualname} ({Path(name).relative_to(_ROOT)}:{frame.f_lineno})"
                 found = found or outermost

@@ -18,6 +18,12 @@ from .machine_speed import SLOWDOWN
 LONG = "a;" * 130_000
 
 
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the machine once: these tests compute for a multiple of `LIMIT_S`."""
+    monkeypatch.setattr(watching, "slowdown_now", lambda: SLOWDOWN)
+
+
 def compute(cpu_s: float) -> None:
     began = time.thread_time()
     while time.thread_time() - began < cpu_s:
@@ -32,11 +38,42 @@ async def test_a_callback_that_computes_in_the_product_is_found_and_named(loop_w
     assert "by <Handle detect(" in found
 
 
+def of_the_product(source: str) -> dict[str, Any]:
+    """Names of a module that seems to be of the server."""
+    names: dict[str, Any] = {}
+    exec(compile(source, f"{watching._ROOT}/server/errata_server/made.py", "exec"), names)
+    return names
+
+
 async def test_steps_of_a_task_count_apart(loop_watch: LoopWatch) -> None:
+    source = """
+async def work(detect, sleep, text):
     for _ in range(20):
-        detect("a;" * 2_000, 127, "", "bash: line 1: a: command not found")
-        await asyncio.sleep(0)
+        detect(text, 127, "", "bash: line 1: a: command not found")
+        await sleep(0)
+"""
+    await of_the_product(source)["work"](detect, asyncio.sleep, "a;" * 2_000)
     assert loop_watch.take() == []
+
+
+async def test_a_plain_function_counts_in_a_coroutine_of_the_product_and_not_of_a_test(loop_watch: LoopWatch) -> None:
+    source = """
+def compute(clock, cpu_s):
+    began = clock()
+    while clock() - began < cpu_s:
+        pass
+
+async def work(clock, cpu_s):
+    compute(clock, cpu_s)
+"""
+    names = of_the_product(source)
+    names["compute"](time.thread_time, 1.5 * LIMIT_S)
+    await asyncio.sleep(0)
+    assert loop_watch.take() == []
+    await names["work"](time.thread_time, 1.5 * LIMIT_S)
+    await asyncio.sleep(0)
+    (found,) = loop_watch.take()
+    assert found.count("compute (server/errata_server/made.py") == 1
 
 
 async def test_what_a_test_or_an_import_computes_is_not_the_products(
@@ -76,8 +113,7 @@ def slow(phase, info):
     if phase == "start":
         sum(range({int(20_000_000 * SLOWDOWN)}))  # no thread can look meanwhile, as in a collection
 """
-    names: dict[str, Any] = {}
-    exec(compile(source, f"{watching._ROOT}/server/errata_server/made.py", "exec"), names)
+    names = of_the_product(source)
 
     def work_and_more() -> None:
         names["work"](time.thread_time, gc.collect)
