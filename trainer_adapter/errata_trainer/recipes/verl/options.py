@@ -1,4 +1,4 @@
-"""The block ``errata`` of VeRL's configuration: which environment the agent loop plays, and how."""
+"""The block ``errata`` of VeRL's configuration: which environment the agent loop plays and how, and the channels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from errata_protocol.errors import InvalidRequest
+
+from ...assembly.counterfactual import CounterfactualCheck
+from ...assembly.pair_source import PairSource
+from ...channels.schedules import Weight
+from ...hints import Hinter
+from ...settings import ChannelSettings
+
+ChannelForm = Literal["loss", "estimator"]
+CHANNELS = "channels"
+"""Key of the channels' options in the block ``errata``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +113,86 @@ class EpisodeOptions:
         return {name: value for name, value in task.items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class ChannelOptions:
+    """Channels 2 and 3 of a run, in the words of the TRL recipe.
+
+    Args:
+        form: Place where the channels act: ``loss``, with terms of their own in the actor's loss; or ``estimator``, as
+            parts of the advantages of tokens, which works with any of VeRL's engines.
+        alpha_sdpo: Weight of channel 2 (``algorithm.alpha_sdpo``), or a schedule of it by step.
+        beta_replay: Weight of channel 3 (``algorithm.beta_replay``), or a schedule of it by step.
+        beta_dpo: DPO's beta: how strongly channel 3 keeps the policy near its reference.
+        jsd_beta: Weight of the teacher in the generalized JSD: 0 is KL(teacher || student), 1 KL(student || teacher).
+        token_clip: Upper bound of a token's divergence in channel 2; None for none.
+        settings: All other options of the channels.
+        hinter: Writer of the hints of channel 2; None for the templates of this package.
+        check: Check in the environment whether hints help; None for none.
+        pairs: Source of channel 3's pairs; None switches channel 3 off.
+    """
+
+    form: ChannelForm = "loss"
+    alpha_sdpo: Weight = 0.1
+    beta_replay: Weight = 0.05
+    beta_dpo: float = 0.1
+    jsd_beta: float = 0.5
+    token_clip: float | None = 10.0
+    settings: ChannelSettings = field(default_factory=ChannelSettings)
+    hinter: Hinter | None = None
+    check: CounterfactualCheck | None = None
+    pairs: PairSource | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(ChannelForm):
+            raise ValueError(f"errata.channels.form is {self.form!r}: use {' or '.join(get_args(ChannelForm))}")
+
+    def of_losses(self, sampling_temperature: float) -> LossOptions:
+        """Return what the processes of the actor need of this.
+
+        Args:
+            sampling_temperature: Temperature of the rollouts.
+        """
+        pairs = self.pairs
+        return LossOptions(
+            # Scores of turns are added to advantages, not to the actor's loss.
+            dataclasses.replace(self.settings, prm_weight=0.0),
+            distils=self.alpha_sdpo != 0,
+            has_pairs=pairs is not None and self.beta_replay != 0,
+            nll=pairs.nll if pairs is not None else 0.0,
+            beta_dpo=self.beta_dpo,
+            jsd_beta=self.jsd_beta,
+            token_clip=self.token_clip,
+            sampling_temperature=sampling_temperature,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LossOptions:
+    """Options of the losses of channels 2 and 3, for the processes of the actor.
+
+    Args:
+        settings: Options of the channels.
+        distils: Whether channel 2 has a weight in any step.
+        has_pairs: Whether channel 3 has a source of pairs, and a weight in any step.
+        nll: Weight of the chosen action's negative log-likelihood that the source of pairs wants.
+        beta_dpo: DPO's beta.
+        jsd_beta: Weight of the teacher in the generalized JSD.
+        token_clip: Upper bound of a token's divergence in channel 2; None for none.
+        sampling_temperature: Temperature of the rollouts.
+    """
+
+    settings: ChannelSettings
+    distils: bool = True
+    has_pairs: bool = False
+    nll: float = 0.0
+    beta_dpo: float = 0.1
+    jsd_beta: float = 0.5
+    token_clip: float | None = 10.0
+    sampling_temperature: float = 1.0
+
+
 def options_of(config: Any) -> EpisodeOptions:
-    """Return the options in the block ``errata`` of a configuration.
+    """Return the options of episodes in the block ``errata`` of a configuration.
 
     Args:
         config: VeRL's configuration, an OmegaConf mapping or a plain one.
@@ -115,12 +203,58 @@ def options_of(config: Any) -> EpisodeOptions:
     block = config.get("errata")
     if block is None or not block.get("url"):
         raise ValueError("the agent loop errata needs the URL of a server: +errata.url=http://host:8000/NAME")
-    given = {str(name): _plain(block[name]) for name in block}
-    known = [one.name for one in dataclasses.fields(EpisodeOptions)]
+    given = {str(name): _plain(block[name]) for name in block if name != CHANNELS}
+    return EpisodeOptions(**_known("errata", given, EpisodeOptions, CHANNELS))
+
+
+def channel_options_of(config: Any) -> ChannelOptions:
+    """Return the options of the channels, from ``errata.channels`` and the weights in ``algorithm``.
+
+    A schedule, the hinter, the check and the source of pairs are objects, each given by Hydra's ``_target_`` and its
+    arguments.
+
+    Args:
+        config: VeRL's configuration, an OmegaConf mapping or a plain one.
+
+    Raises:
+        ValueError: An option is not known or out of its range.
+    """
+    given = _plain((config.get("errata") or {}).get(CHANNELS) or {})
+    algorithm = config.get("algorithm") or {}
+    weights = {name: _plain(algorithm[name]) for name in WEIGHTS if name in algorithm}
+    for name in WEIGHTS:
+        if name in given:
+            raise ValueError(f"the weight {name} stands in algorithm.{name}, not in errata.{CHANNELS}")
+    values = {name: _made(value) for name, value in {**given, **weights}.items() if name != "settings"}
+    settings = given.get("settings") or {}
+    values["settings"] = ChannelSettings(**_known(f"errata.{CHANNELS}.settings", settings, ChannelSettings))
+    return ChannelOptions(**_known(f"errata.{CHANNELS}", values, ChannelOptions))
+
+
+WEIGHTS = ("alpha_sdpo", "beta_replay")
+"""Weights of the channels, which stand in VeRL's block ``algorithm``."""
+
+
+def _known(where: str, given: dict[str, Any], kind: type, *more: str) -> dict[str, Any]:
+    """Return options, lists as tuples, if all of them are fields of a class.
+
+    Raises:
+        ValueError: One of them is not.
+    """
+    known = [one.name for one in dataclasses.fields(kind)]
     for name in given:
         if name not in known:
-            raise ValueError(f"there is no option errata.{name}: there are {', '.join(known)}")
-    return EpisodeOptions(**given)
+            raise ValueError(f"there is no option {where}.{name}: there are {', '.join([*known, *more])}")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def _made(value: Any) -> Any:
+    """Return the object of Hydra's description; any other value as it is."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        from hydra.utils import instantiate
+
+        return instantiate(value)
+    return value
 
 
 def _plain(value: Any) -> Any:
