@@ -10,7 +10,7 @@ import pytest
 from errata_client import Episodes, ErrataClient
 from errata_protocol.errors import NotSupported
 from errata_server.process import ServerProcess
-from errata_trainer.assembly.counterfactual import CounterfactualCheck, Question
+from errata_trainer.assembly.counterfactual import CounterfactualCheck, Question, calls_of
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.episodes.tools import of_spec
 from tests.environments.shelf import SPEC
@@ -129,3 +129,15 @@ def test_a_server_that_takes_no_verdict_changes_none(runner: EpisodeRunner) -> N
     check = CounterfactualCheck("always", episodes=Episodes("http://127.0.0.1:9"))
     (verdict,) = check.ask([asked(runner, RIGHT)])
     assert verdict is not None and verdict.better and check.not_posted == 1
+
+
+@pytest.mark.parametrize("arguments", [{"path": "red"}, '{"path": "red"}'])
+def test_arguments_of_a_sampled_call_may_be_an_object_or_its_text(arguments: Any) -> None:
+    message = {"tool_calls": [{"type": "function", "function": {"name": "read", "arguments": arguments}}]}
+    assert calls_of(message) == [("read", {"path": "red"})]
+
+
+@pytest.mark.parametrize("arguments", ['{"path"', "[1]", "[" * 100_000, None, 3])
+def test_a_sampled_call_whose_arguments_cannot_be_read_is_left_out(arguments: Any) -> None:
+    calls = [{"function": {"name": "read", "arguments": given}} for given in (arguments, {})]
+    assert calls_of({"tool_calls": calls}) == [("read", {})]

@@ -18,8 +18,8 @@ from errata_protocol.errors import InvalidRequest, ServiceError, SessionLost
 from errata_trainer.episodes.tools import Tool
 from errata_trainer.recipes.verl import EpisodeOptions, ErrataAgentLoop, write_dataset
 from errata_trainer.recipes.verl import dataset as dataset_module
-from errata_trainer.recipes.verl.agent_loop import parser_schema, schema_of
 from errata_trainer.recipes.verl.options import options_of
+from errata_trainer.recipes.verl.tool_calls import parser_schema, schema_of
 from errata_trainer.tiny import END, tiny_tokenizer
 
 from ..environments.shelf import TOGETHER, ShelfEnvironment

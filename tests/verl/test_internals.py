@@ -13,31 +13,34 @@ from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.utils.tokenizer.continuous_token import MergeResult
 from verl.workers.rollout.replica import TokenOutput
 
-AGENT_LOOP = "errata_trainer.recipes.verl.agent_loop"
+RECIPE = "errata_trainer.recipes.verl"
+AGENT_LOOP = f"{RECIPE}.agent_loop"
 
 
 @pytest.mark.parametrize(
-    ("where", "names"),
+    ("where", "names", "module"),
     [
         (
             AgentLoopBase,
             "ct_build_initial_tokens ct_merge_assistant_token ct_merge_context_msg _cap_text_prompt_length",
+            "agent_loop",
         ),
-        (ToolParser, "get_tool_parser extract_tool_calls stop_token_ids"),
-        (MergeResult, "token_ids removed_prefix_token_count"),
-        (TokenOutput, "token_ids log_probs stop_reason extra_fields"),
-        (AgentLoopMetrics, "generate_sequences tool_calls"),
+        (ToolParser, "get_tool_parser extract_tool_calls stop_token_ids", "tool_calls"),
+        (MergeResult, "token_ids removed_prefix_token_count", "agent_loop"),
+        (TokenOutput, "token_ids log_probs stop_reason extra_fields", "agent_loop"),
+        (AgentLoopMetrics, "generate_sequences tool_calls", "agent_loop"),
         (
             AgentLoopOutput,
             "prompt_ids response_ids response_mask response_logprobs reward_score num_turns metrics extra_fields",
+            "agent_loop",
         ),
     ],
     ids=lambda one: getattr(one, "__name__", None),
 )
-def test_an_internal_is_where_it_was(where: type, names: str) -> None:
+def test_an_internal_is_where_it_was(where: type, names: str, module: str) -> None:
     known = {*dir(where), *getattr(where, "__annotations__", {})}
     for name in names.split():
-        assert name in known, f"{where.__name__} has no {name}: {AGENT_LOOP} needs it"
+        assert name in known, f"{where.__name__} has no {name}: {RECIPE}.{module} needs it"
 
 
 def test_an_agent_loop_has_the_attributes_that_ours_reads() -> None:

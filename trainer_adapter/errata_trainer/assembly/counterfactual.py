@@ -21,6 +21,7 @@ from errata_protocol.errors import ErrataError, NotSupported
 from errata_protocol.replay import RewardPost
 
 from ..episodes.playing import Episode, EpisodeRunner
+from ..rollouts.transcript import parsed_call
 
 SOURCE = "counterfactual"
 """The source of rewards that verdicts are posted as."""
@@ -251,12 +252,8 @@ def acceptance(counts: Mapping[tuple[str, str], int]) -> dict[str, float]:
 
 def calls_of(message: Mapping[str, Any]) -> Calls:
     """Return the tool calls of a parsed assistant message whose arguments could be read."""
-    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-    return [
-        (str(function.get("name")), function["arguments"])
-        for function in functions
-        if isinstance(function.get("arguments"), Mapping)
-    ]
+    calls = map(parsed_call, message.get("tool_calls") or ())
+    return [(name, arguments) for name, arguments in calls if arguments is not None]
 
 
 def _tried(question: Question, calls: Calls, judge: Callable[[EpisodeRunner, bool], Verdict]) -> Verdict:

@@ -202,7 +202,7 @@ def _calls(
     deliveries: Sequence[Delivery],
     schemas: Mapping[str, Mapping[str, Any]] | None,
 ) -> list[tuple[Call, ...]]:
-    asked_of = [[_asked(call) for call in message.get("tool_calls") or ()] for message, _ in answers]
+    asked_of = [[parsed_call(call) for call in message.get("tool_calls") or ()] for message, _ in answers]
     results_known = any(results for _, results in answers)
     printed = {(one.name, one.text) for one in deliveries if one.t is not None}
     turns = []
@@ -243,7 +243,7 @@ def _texts(results: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
     return frozenset(found)
 
 
-def _asked(call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+def parsed_call(call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     """Return name and arguments of a parsed tool call; arguments that are no object are None."""
     function = call.get("function", call)
     if not isinstance(function, Mapping):
@@ -252,7 +252,7 @@ def _asked(call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     if isinstance(arguments, str):  # as the wire of chat completions has it
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
     return str(function.get("name", "")), arguments if isinstance(arguments, Mapping) else None
 

@@ -16,15 +16,15 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_parser import ToolParser
-from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from errata_protocol.errors import ServiceError, SessionLost
 
 from ...episodes.awaited import AwaitedRunner
 from ...episodes.conversation import Conversation, ConversationLimits, Heard, StudentTurn, converse
 from ...episodes.served import Connect, check_served, chosen_tools, served_environment
-from ...episodes.tools import PlayedEnvironment, Tool
+from ...episodes.tools import PlayedEnvironment
 from .options import EpisodeOptions, options_of
+from .tool_calls import TurnParser, schema_of
 
 ERRATA = "errata"
 """Name of the agent loop: ``actor_rollout_ref.rollout.agent.default_agent_loop``, or ``agent_name`` of a row."""
@@ -139,12 +139,8 @@ class RolloutStudent:
         self, agent_loop: ErrataAgentLoop, sampling_params: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
     ) -> None:
         self._loop, self._tools = agent_loop, [dict(tool) for tool in tools]
-        self._parsed_for = [parser_schema(tool) for tool in tools]
-        self._sampling = dict(sampling_params)
-        stops = agent_loop.tool_parser.stop_token_ids
-        if stops:
-            self._sampling["stop_token_ids"] = sorted({*(self._sampling.get("stop_token_ids") or ()), *stops})
-        self._ends = {*stops, agent_loop.tokenizer.eos_token_id}
+        self._turns = TurnParser(agent_loop.tool_parser, agent_loop.tokenizer, tools)
+        self._sampling = self._turns.stopping(sampling_params)
         self._request_id = uuid4().hex
         self._messages: list[dict[str, Any]] = []
         self._ids: list[int] = []
@@ -176,11 +172,10 @@ class RolloutStudent:
         ids = list(out.token_ids)
         merged, _, _ = await self._loop.ct_merge_assistant_token(self._ids, ids, [])
         self._ids = list(merged.token_ids)
-        content, calls = await self._loop.tool_parser.extract_tool_calls(ids, self._parsed_for)
-        message = self._message(content, calls)
+        message = await self._turns.message(ids)
         self._messages.append(message)
         is_full = bool(limits) and len(ids) >= min(limits)
-        cut = is_full and ids[-1] not in self._ends
+        cut = is_full and ids[-1] not in self._turns.ends
         return StudentTurn(ids, message, list(out.log_probs) if out.log_probs else None, cut)
 
     async def hear(self, messages: Sequence[Mapping[str, Any]]) -> Heard:
@@ -193,55 +188,10 @@ class RolloutStudent:
         self._messages, self._ids = updated, list(merged.token_ids)
         return Heard(self._ids[kept:], merged.removed_prefix_token_count)
 
-    def _message(self, content: str, calls: Sequence[Any]) -> dict[str, Any]:
-        end = self._loop.tokenizer.eos_token
-        message: dict[str, Any] = {"role": "assistant", "content": content.removesuffix(end) if end else content}
-        if calls:
-            message["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls
-            ]
-        return message
-
     def _note_versions(self, fields: Mapping[str, Any]) -> None:
         version = fields.get("global_steps")
         self.versions.setdefault("min_global_steps", fields.get("min_global_steps", version))
         self.versions["max_global_steps"] = fields.get("max_global_steps", version)
-
-
-def schema_of(tool: Tool) -> dict[str, Any]:
-    """Return the description of a tool for a chat template, as OpenAI's API has it."""
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-    }
-
-
-def parser_schema(tool: Mapping[str, Any]) -> OpenAIFunctionToolSchema:
-    """Return the description of a tool as VeRL's parsers read it: of each argument only the type, which some need.
-
-    Args:
-        tool: Description for a chat template; see `schema_of`.
-    """
-    function = tool["function"]
-    properties = function["parameters"].get("properties", {})
-    types = {name: {"type": _types(schema)} for name, schema in properties.items()}
-    parameters = {"type": "object", "properties": types, "required": function["parameters"].get("required", [])}
-    return OpenAIFunctionToolSchema.model_validate(
-        {"type": "function", "function": {**function, "parameters": parameters}}
-    )
-
-
-def _types(schema: Mapping[str, Any]) -> str | list[str]:
-    """Return the JSON types that a schema allows; all of them where it does not say."""
-    if "type" in schema:
-        found: str | list[str] = schema["type"]
-        return found
-    several = [kind for one in schema.get("anyOf", ()) for kind in _listed(_types(one))]
-    return several or ["string", "integer", "number", "boolean", "array", "object", "null"]
-
-
-def _listed(types: str | list[str]) -> list[str]:
-    return [types] if isinstance(types, str) else types
 
 
 _SHARED: dict[str, Played] = {}
