@@ -137,7 +137,9 @@ def test_arguments_of_a_sampled_call_may_be_an_object_or_its_text(arguments: Any
     assert calls_of(message) == [("read", {"path": "red"})]
 
 
-@pytest.mark.parametrize("arguments", ['{"path"', "[1]", "[" * 100_000, None, 3])
+@pytest.mark.parametrize(
+    "arguments", ['{"path"', "[1]", "[" * 100_000, None, 3], ids=["cut", "a list", "deep", "none", "a number"]
+)
 def test_a_sampled_call_whose_arguments_cannot_be_read_is_left_out(arguments: Any) -> None:
     calls = [{"function": {"name": "read", "arguments": given}} for given in (arguments, {})]
     assert calls_of({"tool_calls": calls}) == [("read", {})]

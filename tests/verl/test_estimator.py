@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,21 @@ def test_columns_that_verl_passes_itself_are_added_once() -> None:
     assert torch.equal(once, both) and torch.equal(once, passed)
 
 
+def test_weights_of_the_step_take_the_place_of_the_configurations() -> None:
+    rewards, mask, index = batch(["a", "a", "b", "b"])
+    held = as_shaping(columns())
+    with shaping(held):
+        expected, _ = grpo_composer(rewards, mask, settings(alpha_sdpo=0.3, beta_replay=0.2), index)
+    with shaping(replace(held, alpha=0.3, beta=0.2)):
+        both, _ = grpo_composer(rewards, mask, settings(alpha_sdpo=7.0, beta_replay=7.0), index)
+    with shaping(replace(held, alpha=0.3)):
+        one, _ = grpo_composer(rewards, mask, settings(alpha_sdpo=7.0, beta_replay=0.2), index)
+    with shaping(replace(held, alpha=0.0, beta=0.0)):
+        none, _ = grpo_composer(rewards, mask, settings(alpha_sdpo=7.0, beta_replay=7.0), index)
+    assert torch.equal(both, expected) and torch.equal(one, expected)
+    assert torch.equal(none, grpo_composer(rewards, mask, settings(), index)[0])
+
+
 def test_weights_of_zero_leave_the_advantages_as_they_are() -> None:
     rewards, mask, index = batch(["a", "a", "b", "b"])
     config = settings(alpha_sdpo=0.0, beta_replay=0.0)
@@ -148,6 +164,8 @@ def test_weights_of_zero_leave_the_advantages_as_they_are() -> None:
         ({"index": None}, "needs the group of each row"),
         ({"config": settings(alpha_sdpo=-1.0)}, "weight"),
         ({"config": settings(beta_replay=-1.0)}, "beta_replay"),
+        ({"columns": replace(as_shaping(columns()), alpha=-1.0)}, "weight"),
+        ({"columns": replace(as_shaping(columns()), beta=-1.0)}, "beta_replay"),
         ({"columns": Shaping(error_mask=torch.ones(4, LENGTH))}, "channel 2 needs the log-probabilities"),
         (
             {"columns": Shaping(turn_scores=torch.ones(4, LENGTH + 1))},

@@ -22,6 +22,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register
 
 from ...channels.arguments import not_negative, shaped
 from ...channels.sampled import sampled_token_advantages
+from .columns import ERROR_MASK, TEACHER_LOGPROBS, WEIGHTS
 
 GRPO_COMPOSER = "grpo_composer"
 """Name of the estimator: ``algorithm.adv_estimator``."""
@@ -43,6 +44,8 @@ class Shaping:
         weights: ``[B, R]`` weight of each token in channel 2; None weighs each 1.
         turn_scores: ``[B, R]`` teachers' consensus score of the turn that a token belongs to, 0 where nobody voted;
             None for no channel 3.
+        alpha: Weight of channel 2 in this step; None for ``algorithm.alpha_sdpo``.
+        beta: Weight of channel 3 in this step; None for ``algorithm.beta_replay``.
         alone: Number of rows that were alone in their group, set by the estimator.
     """
 
@@ -51,6 +54,8 @@ class Shaping:
     old_logprobs: Tensor | None = None
     weights: Tensor | None = None
     turn_scores: Tensor | None = None
+    alpha: float | None = None
+    beta: float | None = None
     alone: int = 0
 
 
@@ -130,7 +135,8 @@ def _alone(index: Sequence[Any]) -> Tensor:
 def _with_channels(advantages: Tensor, response_mask: Tensor, columns: Shaping, settings: Mapping[str, Any]) -> Tensor:
     """Return advantages with the parts of channels 2 and 3; the same tensor where there is nothing to add."""
     sampled = response_mask.bool()
-    alpha, beta = float(settings.get("alpha_sdpo", 0.1)), float(settings.get("beta_replay", 0.05))
+    alpha = float(settings.get("alpha_sdpo", 0.1)) if columns.alpha is None else columns.alpha
+    beta = float(settings.get("beta_replay", 0.05)) if columns.beta is None else columns.beta
     if columns.error_mask is not None and alpha != 0:
         if columns.teacher_logprobs is None or columns.old_logprobs is None:
             raise ValueError("channel 2 needs the log-probabilities of the teacher and of the student: both columns")
@@ -149,10 +155,10 @@ def _with_channels(advantages: Tensor, response_mask: Tensor, columns: Shaping, 
 def _columns_of(batch: Mapping[str, Any]) -> Shaping:
     """Return the columns that VeRL passed."""
     return Shaping(
-        error_mask=batch.get("sdpo_error_mask", None),
-        teacher_logprobs=batch.get("sdpo_teacher_logprobs", None),
+        error_mask=batch.get(ERROR_MASK, None),
+        teacher_logprobs=batch.get(TEACHER_LOGPROBS, None),
         old_logprobs=batch.get("old_log_probs", None),
-        weights=batch.get("sdpo_weights", None),
+        weights=batch.get(WEIGHTS, None),
         turn_scores=batch.get("prm_scores", None),
     )
 
