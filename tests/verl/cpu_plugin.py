@@ -160,16 +160,33 @@ class ScriptedServer:
         self.steps = steps
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
+        if sampling_params.get("prompt_logprobs") is not None:
+            return self.scored(prompt_ids)
         text = self.tokenizer.decode(prompt_ids)
         self.asked[text] = self.asked.get(text, -1) + 1
         answer = said(text, self.asked[text] % 2)
         ids = [*self.tokenizer.encode(answer, add_special_tokens=False), self.tokenizer.eos_token_id]
         ids = ids[: sampling_params["max_tokens"]]
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):  # as VeRL's engine
-            logits = self.model(torch.tensor([[*prompt_ids, *ids]])).logits[0, len(prompt_ids) - 1 : -1]
-        logprobs = logits.float().log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+        logprobs = self.logprobs([*prompt_ids, *ids])[len(prompt_ids) - 1 :]
         fields = {"global_steps": self.steps}
         return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields=fields)
+
+    def logprobs(self, ids: list[int]) -> list[float]:
+        """Return the log-probability of each token but the first."""
+        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):  # as VeRL's engine
+            logits = self.model(torch.tensor([ids])).logits[0, :-1]
+        return logits.float().log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+    def scored(self, ids: list[int]) -> TokenOutput:
+        """Return the log-probabilities of a prompt as vLLM's and SGLang's servers do: of the token after each, and a
+        dummy for the last one."""
+        fields = {
+            "global_steps": self.steps,
+            "prompt_logprobs": [*([one] for one in self.logprobs(ids)), [0.0]],
+            "prompt_ids": [*([one] for one in ids[1:]), [0]],
+        }
+        end = self.tokenizer.eos_token_id
+        return TokenOutput(token_ids=[end], log_probs=None, stop_reason="completed", extra_fields=fields)
 
     async def nothing(self, *_: Any, **__: Any) -> None:
         """Do nothing: there is no cache and no second model in this memory."""
