@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from recorded_cases import CASES, Case, ids_of, items_of, pairs_of, rollouts
 from slow import slow_dpo, slow_sdpo
 
-from errata_trainer import DpoPair, Rollout, SdpoItem
+from errata_trainer import DpoPair, Rollout
 from errata_trainer.assembly.distillation import ITEMS, Distillation
 from errata_trainer.assembly.layouts import LAYOUT, PROMPT_LENGTHS, PackedRows, PaddedPrompts, PaddedRows, layout_of
 from errata_trainer.assembly.preferences import OWN, PAIRS, Preferences, rejected_here
 from errata_trainer.assembly.teacher_weights import TeacherCopy
 from errata_trainer.channels.forward import capture_hidden
 from errata_trainer.channels.sdpo import Divergence
-from errata_trainer.channels.splicing import splice
 
 sys.path.insert(0, str(Path(__file__).parent / "channels"))
-from three_turns import BODY, HEADER, HINT, rollout
+from three_turns import BODY, HEADER
 from toy_models import toy
 
 LAYOUTS = ("padded prompts", "padded rows", "packed rows")
@@ -32,72 +32,6 @@ NEAR: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
 MODEL = "gpt2"
 """Kind of the student. It is in float64 from end to end: others have norms and rotary embeddings in float32."""
 TOKENIZER = SimpleNamespace(encode=lambda *_, **__: list(HEADER))
-
-
-@dataclass(frozen=True)
-class Case:
-    """A batch.
-
-    Attributes:
-        sites: Turns of each row that are distilled.
-        paired: Turns of each row that are rejected in a pair.
-        cut: Row whose completion ends in the middle of its second turn; None for none.
-        elsewhere: Whether the pairs' states are those of rows that are not in the batch.
-    """
-
-    sites: Sequence[Sequence[int]]
-    paired: Sequence[Sequence[int]]
-    cut: int | None = None
-    elsewhere: bool = False
-
-
-CASES = {
-    "no site": Case([[], [], []], [[0], [], [2]]),
-    "one site": Case([[], [1], []], [[], [], []]),
-    "many sites": Case([[0, 1, 2], [2], [0, 2]], [[1], [0, 1, 2], []]),
-    "a truncated turn": Case([[0], [1], [0, 1]], [[], [1], [0]], cut=1),
-    "pairs of other rows": Case([[2], [], []], [[1], [0, 2], []], elsewhere=True),
-    "one row": Case([[0, 2]], [[1]]),
-}
-
-
-def rollouts(case: Case) -> list[Rollout]:
-    """Return rollouts whose prompts differ in length."""
-    whole = rollout()
-    made = [
-        Rollout(BODY[row:] + HEADER, whole.completion_ids, whole.mask, whole.turns) for row in range(len(case.sites))
-    ]
-    if case.cut is not None:
-        first, second, _ = whole.turns
-        end = second.stop - 2
-        turns = (first, type(second)(second.index, second.start, end))
-        made[case.cut] = Rollout(made[case.cut].prompt_ids, whole.completion_ids[:end], whole.mask[:end], turns)
-    return made
-
-
-def items_of(case: Case, rows: Sequence[Rollout]) -> list[tuple[SdpoItem, ...]]:
-    return [
-        tuple(splice(row, turn, HINT, header_ids=HEADER, weight=1.0) for turn in turns)
-        for row, turns in zip(rows, case.sites, strict=True)
-    ]
-
-
-def pairs_of(case: Case, rows: Sequence[Rollout]) -> list[tuple[DpoPair, ...]]:
-    made = []
-    for row, turns in zip(rows, case.paired, strict=True):
-        of_row = []
-        for number in turns:
-            turn = row.turns[number]
-            context = row.prompt_ids + row.completion_ids[: turn.start]
-            context = (*((7,) if case.elsewhere else ()), *context)
-            rejected = row.completion_ids[turn.start : turn.stop]
-            of_row.append(DpoPair(context, (60 + number, 61, 99), rejected, weight=0.5 + number))
-        made.append(tuple(of_row))
-    return made
-
-
-def ids_of(row: Rollout) -> list[int]:
-    return [*row.prompt_ids, *row.completion_ids]
 
 
 def padded(rows: Sequence[Sequence[int]], *, left: bool = False) -> torch.Tensor:

@@ -21,6 +21,7 @@ from errata_server.process import ServerProcess
 from errata_trainer import DpoPair
 from errata_trainer.assembly.checkpoints import ChannelState
 from errata_trainer.assembly.counterfactual import CounterfactualCheck
+from errata_trainer.assembly.losses import ChannelLosses
 from errata_trainer.assembly.pair_source import PairSource
 from errata_trainer.channels.schedules import linear
 from errata_trainer.episodes.tools import of_spec
@@ -423,7 +424,7 @@ def test_the_channels_wait_for_no_device_in_a_micro_batch(
 
         return call
 
-    for cls, name in ((Distillation, "loss"), (Preferences, "loss"), (ThreeChannelGRPOTrainer, "_count_sites")):
+    for cls, name in ((Distillation, "loss"), (Preferences, "loss"), (ChannelLosses, "_record_sites")):
         monkeypatch.setattr(cls, name, watched(getattr(cls, name)))
     trainer = made(
         tokenizer, server.url, tmp_path, scripts(TWO_SITES, ONE_SITE, NO_SITE), alpha_sdpo=1.0, beta_replay=0.5,

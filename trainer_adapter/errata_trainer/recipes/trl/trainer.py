@@ -6,7 +6,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,13 +19,14 @@ from errata_protocol.errors import ServiceError
 
 from ...assembly.channel_set import channels_for, driver_for, needs_initial, reference_name
 from ...assembly.counterfactual import Calls, CounterfactualCheck, acceptance, calls_of
-from ...assembly.distillation import ITEMS, TOKENS, SiteSums
+from ...assembly.distillation import ITEMS, TOKENS
 from ...assembly.driver import ChannelDriver
 from ...assembly.layouts import PROMPT_LENGTHS
+from ...assembly.losses import ChannelLosses
 from ...assembly.pair_source import PairSource
-from ...assembly.preferences import OWN, PAIR_COUNT, PAIRS, BatchPairs, rejected_here
-from ...channels.compose import DPO, SDPO, Term, compose, gradient_norms
-from ...channels.forward import collective, longest_row
+from ...assembly.preferences import OWN, PAIR_COUNT, PAIRS, rejected_here
+from ...channels.compose import DPO, SDPO, gradient_norms
+from ...channels.forward import longest_row
 from ...channels.prm import shaped_advantages
 from ...channels.schedules import Weight, has_weight, weight_at
 from ...episodes.playing import EpisodeRunner, worth_a_look
@@ -346,47 +346,42 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
             self._count_parts({"loss/grpo": loss.detach()})
             return loss
         student = self.accelerator.unwrap_model(model)
-        with (
-            self._distillation.capturing(student, inputs if alpha else {**inputs, ITEMS: ()}) as captured,
-            self._preferences.capturing(student, inputs if beta else {**inputs, PAIRS: ()}) as own,
-        ):
+        losses = self._losses
+        with losses.capturing(student, inputs, alpha=alpha, beta=beta) as states:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        sdpo = None
-        # Where passes are collective, a rank without sites makes those of the ranks that have some.
-        if alpha and (captured is not None or collective(student)):
-            # TRL has them from vLLM, or where a batch is trained on after the policy has moved.
-            old = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
-            summed, sums, sites = self._distillation.loss(student, inputs, captured, old)
-            sdpo = Term(summed, self._count_per_step(inputs[TOKENS]))
-            self._count_sums("sdpo", asdict(sums), "tokens")
-            self._count_sites(sites)
-        dpo = self._preference_term(model, inputs, own) if beta else None
-        total, parts = compose(
+        total, parts, terms = losses.total(
             loss,
-            sdpo=sdpo,
-            dpo=dpo,
-            alpha_sdpo=alpha,
-            beta_replay=beta,
-            averaged_over=self.accelerator.num_processes,
+            model,
+            student,
+            inputs,
+            states,
+            {
+                name: self._count_per_step(inputs[key])
+                for name, key, weight in ((SDPO, TOKENS, alpha), (DPO, PAIR_COUNT, beta))
+                if weight
+            },
+            alpha=alpha,
+            beta=beta,
+            # TRL has them from vLLM, or where a batch is trained on after the policy has moved.
+            old_logprobs=inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps")),
         )
         self._count_parts(parts)
         if self.settings.gradient_norms:
-            weighted = {"grpo": loss}
-            for name, term, weight in ((SDPO, sdpo, alpha), (DPO, dpo, beta)):
-                if term is not None:
-                    weighted[name] = weight * term.mean_part()
+            weights = {SDPO: alpha, DPO: beta}
+            weighted = {"grpo": loss, **{name: weights[name] * term.mean_part() for name, term in terms.items()}}
             for name, norm in gradient_norms(weighted, self.model.parameters()).items():
                 self._metrics_now.mean(f"gradient_norm/{name}", norm)
         return total
 
-    def _preference_term(self, model: Any, inputs: dict[str, Any], own: BatchPairs) -> Term | None:
-        count = self._count_per_step(inputs[PAIR_COUNT])
-        if not own.pairs:  # another rank's pass through the wrapper waits for one here
-            together = self.accelerator.num_processes > 1
-            return Term(self._preferences.idle(model, pad_id=self._tokenizer.pad_token_id), count) if together else None
-        summed, sums = self._preferences.loss(model, own, pad_id=self._tokenizer.pad_token_id)
-        self._count_sums("dpo", sums, "pairs")
-        return Term(summed, count)
+    @property
+    def _losses(self) -> ChannelLosses:
+        return ChannelLosses(
+            self._distillation,
+            self._preferences,
+            self._metrics_now,
+            processes=self.accelerator.num_processes,
+            pad_id=self._tokenizer.pad_token_id,
+        )
 
     def _count_per_step(self, total: torch.Tensor) -> torch.Tensor:
         """Return the share of one optimizer step in a count of the generation batch.
@@ -404,29 +399,10 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return self._channel_metrics["train" if self.model.training else "eval"]
 
     def _count_parts(self, parts: dict[str, torch.Tensor]) -> None:
-        """Record the parts of the loss of a micro-batch; in the log they add up to the step's loss.
-
-        A channel's parts add up over ranks; of GRPO's own loss the ranks' mean is what the trainer logs. An evaluation
-        has GRPO's loss only, which is logged as its loss.
-        """
-        if not self.model.training:
-            return
-        for name, part in parts.items():
-            self._metrics_now.step(name, part / self.accelerator.num_processes if name == "loss/grpo" else part)
-
-    def _count_sums(self, channel: str, sums: dict[str, torch.Tensor], over: str) -> None:
-        """Record means over a channel's tokens or pairs, and their number in a step."""
-        for name, value in sums.items():
-            if name == over:
-                self._metrics_now.step(f"{channel}/{name}", value)
-            else:
-                self._metrics_now.mean(f"{channel}/{name}", value, sums[over])
-
-    def _count_sites(self, sites: Sequence[SiteSums]) -> None:
-        for site in sites:
-            self._metrics_now.mean(f"sdpo/divergence/{site.key}", site.divergence, site.tokens)
-            self._metrics_now.share("sdpo/share", site.key, site.weight * site.divergence)
-            self._metrics_now.step("sdpo/outliers", site.outlier)
+        """Record the parts of the loss of a micro-batch. An evaluation has GRPO's loss only, which is logged as its
+        loss."""
+        if self.model.training:
+            self._losses.record(parts)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does, with the channels' metrics of all ranks. All ranks have to call it."""
