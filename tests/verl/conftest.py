@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
 
-collect_ignore_glob = [] if importlib.util.find_spec("verl") else ["test_*.py"]
+HAS_VERL = importlib.util.find_spec("verl") is not None
+
+collect_ignore_glob = [] if HAS_VERL else ["test_*.py"]
 """Where VeRL is not installed its tests are not collected: their modules import it. The suite `verl` runs them."""
+
+if HAS_VERL:
+    # VeRL asks which machine it is on when it is imported, and never again.
+    os.environ.setdefault("VERL_PLATFORM", "cpu")
+    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+    import torch
+
+    from . import cpu_plugin  # noqa: F401 # registers the machine
+
+    torch.set_num_threads(1)  # tests share two cores
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -44,6 +44,11 @@ def pairs_of(text: str) -> tuple[DpoPair, ...]:
     return tuple(one for one in map(from_json, json.loads(text)) if isinstance(one, DpoPair))
 
 
+def owned_of(text: str) -> tuple[bool, ...]:
+    """Return whether the rejected action of each pair stands in the row itself."""
+    return tuple(bool(one) for one in json.loads(text))
+
+
 def response_columns(
     rollouts: Sequence[Rollout | None],
     items: Sequence[Sequence[SdpoItem]],
