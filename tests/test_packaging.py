@@ -368,10 +368,15 @@ COMES_WITH = {
     "accelerate": "trl",
     "datasets": "trl",
     "gradio": "openenv",
+    "hydra": "hydra-core",
+    "omegaconf": "hydra-core",
     "pydantic-core": "pydantic",
+    "tensordict": "verl",
     "tokenizers": "transformers",
+    "transfer-queue": "transferqueue",
 }
-"""Distributions that a declared one always installs, of which it is the interface."""
+"""Distributions that a declared one always installs, of which it is the interface, and modules that are called otherwise
+than the distribution and are not installed here."""
 IN_SANDBOXES = ("sandbox/launcher", "terminal_env/server/runtime", "prepare/inside", "server/inside", "/tasks/")
 """Programs that another interpreter runs, by folder: what they import is there, or beside them."""
 

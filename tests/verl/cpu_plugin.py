@@ -22,7 +22,7 @@ from verl.plugin.platform import platform_manager
 from verl.plugin.platform.platform_base import PlatformBase
 
 LOST = "nekorb"
-"""Name of a shelf's place, ``broken`` backwards, whose first rollout breaks the machine."""
+"""End of the name of a shelf's place, ``broken`` backwards, whose first rollout breaks the machine."""
 
 
 def said(text: str, rollout: int) -> str:
@@ -35,7 +35,7 @@ def said(text: str, rollout: int) -> str:
     """
     opening, *turns = text.split("<|im_start|>assistant\n")
     place = re.findall(r"Not in (\w+)", opening)[-1]
-    if place == LOST:
+    if place.endswith(LOST):
         return _step(tool="read", path="broken") if rollout == 0 else _step(tool="submit", word="owl")
     if len(turns) == 1:
         return _step(tool="read", path=f"nowhere-{rollout}")

@@ -10,6 +10,11 @@ import inspect
 import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.tool_parser import ToolParser
+from verl.trainer.main_ppo import TaskRunnerV1
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 from verl.utils.tokenizer.continuous_token import MergeResult
 from verl.workers.rollout.replica import TokenOutput
 
@@ -34,6 +39,16 @@ AGENT_LOOP = f"{RECIPE}.agent_loop"
             "prompt_ids response_ids response_mask response_logprobs reward_score num_turns metrics extra_fields",
             "agent_loop",
         ),
+        (
+            PPOTrainer,
+            "_init_resource_pool_mgr _load_checkpoint _save_checkpoint on_init_end _build_replay_buffer "
+            "_add_batch_to_generate _compute_advantage _update_actor step _consume_sync_metrics",
+            "trainer",
+        ),
+        (ReplayBuffer, "sample _clear_groups", "trainer"),
+        (AgentLoopManagerTQ, "_init_agent_loop_workers generate_sequences", "workers"),
+        (AgentLoopWorkerTQ.__ray_metadata__.modified_class, "_run_agent_loop", "workers"),
+        (TaskRunnerV1.__ray_metadata__.modified_class, "run", "task_runner"),
     ],
     ids=lambda one: getattr(one, "__name__", None),
 )
@@ -52,3 +67,20 @@ def test_an_agent_loop_has_the_attributes_that_ours_reads() -> None:
 def test_the_prompts_own_cap_is_called_by_the_method_that_builds_it() -> None:
     """Ours takes its place; under another name a prompt that is too long would be cut again."""
     assert "self._cap_text_prompt_length(" in inspect.getsource(AgentLoopBase.ct_build_initial_tokens)
+
+
+def test_a_trainer_has_the_attributes_that_ours_reads() -> None:
+    assert {"sync", "colocate_async", "separate_async"} <= set(TRAINER_REGISTRY)
+    made = inspect.getsource(PPOTrainer)
+    for name in (
+        "actor_rollout_wg",
+        "replay_buffer",
+        "role_worker_mapping",
+        "llm_server_manager",
+        "agent_loop_manager",
+    ):
+        assert f"self.{name}" in made, f"PPOTrainer has no {name}: {RECIPE}.trainer reads it"
+    buffer = inspect.getsource(ReplayBuffer)
+    for name in ("partitions", "failure_keys", "finished_keys"):
+        assert f"self.{name}: dict" in buffer, f"ReplayBuffer has no {name}: {RECIPE}.trainer reads it"
+    assert "agent_loop_workers_class" in inspect.getsource(AgentLoopManagerTQ.__init__)

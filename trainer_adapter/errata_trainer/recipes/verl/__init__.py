@@ -1,17 +1,20 @@
-"""Errata in VeRL's own trainer: rollouts in any environment of a server, and the advantages of a batch of them.
+"""The three channels in VeRL's own V1 trainer, with rollouts in any environment of a server.
 
-VeRL loads it in each of its processes with the environment variable
-``VERL_USE_EXTERNAL_MODULES=errata_trainer.recipes.verl``; docs/training.md has the settings.
+    python -m errata_trainer.recipes.verl errata.url=http://127.0.0.1:8000 data.train_files=train.parquet ...
+
+docs/training.md has the settings. VeRL's stock command loads the agent loop and the estimator, without the other
+channels, with the environment variable ``VERL_USE_EXTERNAL_MODULES=errata_trainer.recipes.verl``.
 """
 
 from .agent_loop import ERRATA, ErrataAgentLoop
 from .dataset import write_dataset
 from .estimator import GRPO_COMPOSER, Shaping, grpo_composer, shaping
-from .options import EpisodeOptions
+from .options import ChannelOptions, EpisodeOptions
 
 __all__ = [
     "ERRATA",
     "GRPO_COMPOSER",
+    "ChannelOptions",
     "EpisodeOptions",
     "ErrataAgentLoop",
     "Shaping",

@@ -15,7 +15,6 @@ from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
-from verl.experimental.agent_loop.tool_parser import ToolParser
 
 from errata_protocol.errors import ServiceError, SessionLost
 
@@ -24,7 +23,8 @@ from ...episodes.conversation import Conversation, ConversationLimits, Heard, St
 from ...episodes.served import Connect, check_served, chosen_tools, served_environment
 from ...episodes.tools import PlayedEnvironment
 from .options import EpisodeOptions, options_of
-from .tool_calls import TurnParser, schema_of
+from .records import HANDED_OVER, handed_over
+from .tool_calls import TurnParser, schema_of, tool_parser_of
 
 ERRATA = "errata"
 """Name of the agent loop: ``actor_rollout_ref.rollout.agent.default_agent_loop``, or ``agent_name`` of a row."""
@@ -58,10 +58,7 @@ class ErrataAgentLoop(AgentLoopBase):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.options = options_of(self.config)
-        multi_turn = self.rollout_config.get("multi_turn") or {}
-        self.tool_parser = ToolParser.get_tool_parser(
-            self.options.tool_format or multi_turn.get("format") or "hermes", self.tokenizer
-        )
+        self.tool_parser = tool_parser_of(self.options.tool_format, self.rollout_config, self.tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """Play an episode of a row's task, and return its tokens and its reward.
@@ -76,7 +73,7 @@ class ErrataAgentLoop(AgentLoopBase):  # type: ignore[misc]
             ServiceError: The server or the generator failed before the first turn.
         """
         task = self.options.task_of(row)
-        played = await self.loop.run_in_executor(None, _played, self.options)
+        played = await self.loop.run_in_executor(None, played_of, self.options)
         runner = AwaitedRunner(
             played.environment, played.connect.connected, call_s=self.options.call_s, episode_s=self.options.episode_s
         )
@@ -93,7 +90,9 @@ class ErrataAgentLoop(AgentLoopBase):  # type: ignore[misc]
         finally:
             await runner.close()
         if said.reward is None:
-            raise SessionLost(f"the rollout does not count, its episode was lost: {runner.lost}")
+            raise SessionLost(
+                f"the rollout does not count, its episode was lost: {runner.lost}", reason=runner.record.lost_code
+            )
         return self._output(said, said.reward, runner, student)
 
     def _output(
@@ -113,6 +112,7 @@ class ErrataAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 "turn_scores": [],
                 "tool_rewards": [],
                 "reward_extra_info": {"score": reward, "failing_calls": failing},
+                HANDED_OVER: handed_over(said, runner.record),
             },
         )
 
@@ -198,7 +198,7 @@ _SHARED: dict[str, Played] = {}
 _GUARD = threading.Lock()
 
 
-def _played(options: EpisodeOptions) -> Played:
+def played_of(options: EpisodeOptions) -> Played:
     """Return what the rollouts of this process share; the first one asks the server.
 
     Raises:

@@ -27,6 +27,8 @@ WEIGHTS = "sdpo_weights"
 """Column of a batch: weight of each target in channel 2, 0 elsewhere."""
 TEACHER_LOGPROBS = "sdpo_teacher_logprobs"
 """Column of a batch: the teacher's log-probability of each target with the hint, 0 elsewhere."""
+TURN_SCORES = "prm_scores"
+"""Column of a batch: the teachers' consensus score of the turn that a token belongs to, 0 where nobody voted."""
 
 
 def text_of(records: Sequence[SdpoItem | DpoPair]) -> str:

@@ -129,6 +129,7 @@ class ChannelOptions:
         hinter: Writer of the hints of channel 2; None for the templates of this package.
         check: Check in the environment whether hints help; None for none.
         pairs: Source of channel 3's pairs; None switches channel 3 off.
+        completions: Most completions of each batch that are printed, as a table; None for all.
     """
 
     form: ChannelForm = "loss"
@@ -141,6 +142,7 @@ class ChannelOptions:
     hinter: Hinter | None = None
     check: CounterfactualCheck | None = None
     pairs: PairSource | None = None
+    completions: int | None = 0
 
     def __post_init__(self) -> None:
         if self.form not in get_args(ChannelForm):
@@ -152,12 +154,12 @@ class ChannelOptions:
         Args:
             sampling_temperature: Temperature of the rollouts.
         """
-        pairs = self.pairs
+        pairs, in_loss = self.pairs, self.form == "loss"
         return LossOptions(
             # Scores of turns are added to advantages, not to the actor's loss.
             dataclasses.replace(self.settings, prm_weight=0.0),
-            distils=self.alpha_sdpo != 0,
-            has_pairs=pairs is not None and self.beta_replay != 0,
+            distils=in_loss and self.alpha_sdpo != 0,
+            has_pairs=in_loss and pairs is not None and self.beta_replay != 0,
             nll=pairs.nll if pairs is not None else 0.0,
             beta_dpo=self.beta_dpo,
             jsd_beta=self.jsd_beta,
@@ -207,7 +209,7 @@ def options_of(config: Any) -> EpisodeOptions:
     return EpisodeOptions(**_known("errata", given, EpisodeOptions, CHANNELS))
 
 
-def channel_options_of(config: Any) -> ChannelOptions:
+def channel_options_of(config: Any, *, made: bool = True) -> ChannelOptions:
     """Return the options of the channels, from ``errata.channels`` and the weights in ``algorithm``.
 
     A schedule, the hinter, the check and the source of pairs are objects, each given by Hydra's ``_target_`` and its
@@ -215,6 +217,7 @@ def channel_options_of(config: Any) -> ChannelOptions:
 
     Args:
         config: VeRL's configuration, an OmegaConf mapping or a plain one.
+        made: Whether these objects are made; if not, their descriptions stand in their place.
 
     Raises:
         ValueError: An option is not known or out of its range.
@@ -225,7 +228,9 @@ def channel_options_of(config: Any) -> ChannelOptions:
     for name in WEIGHTS:
         if name in given:
             raise ValueError(f"the weight {name} stands in algorithm.{name}, not in errata.{CHANNELS}")
-    values = {name: _made(value) for name, value in {**given, **weights}.items() if name != "settings"}
+    values = {name: value for name, value in {**given, **weights}.items() if name != "settings"}
+    if made:
+        values = {name: _made(value) for name, value in values.items()}
     settings = given.get("settings") or {}
     values["settings"] = ChannelSettings(**_known(f"errata.{CHANNELS}.settings", settings, ChannelSettings))
     return ChannelOptions(**_known(f"errata.{CHANNELS}", values, ChannelOptions))

@@ -53,6 +53,50 @@ class TurnParser:
         return message
 
 
+def tool_parser_of(tool_format: str | None, rollout: Mapping[str, Any], tokenizer: Any) -> ToolParser:
+    """Return VeRL's parser of tool calls, and tell the tokenizer how they are written.
+
+    transformers below 5.13, which VeRL needs, gives a tokenizer no ``response_template``, from which channels 2 and 3
+    read where a turn's calls are.
+
+    Args:
+        tool_format: Name of the parser; None for the one in ``rollout.multi_turn.format``.
+        rollout: VeRL's settings of rollouts.
+        tokenizer: Tokenizer of the student; one that has a template keeps it.
+
+    Raises:
+        ValueError: No parser has this name.
+    """
+    parser = ToolParser.get_tool_parser(
+        tool_format or (rollout.get("multi_turn") or {}).get("format") or "hermes", tokenizer
+    )
+    if getattr(tokenizer, "response_template", None) is None:
+        tokenizer.response_template = response_template(parser, tokenizer)
+    return parser
+
+
+OPENINGS = ("tool_call_start_token", "tool_call_begin_token", "tool_calls_start_token")
+CLOSINGS = ("tool_call_end_token", "tool_calls_end_token")
+"""Attributes of VeRL's parsers with the text that opens or closes a call."""
+
+
+def response_template(parser: ToolParser, tokenizer: Any) -> dict[str, Any]:
+    """Return where reasoning and tool calls are in a turn, as transformers' ``response_template`` says it.
+
+    Args:
+        parser: VeRL's parser of tool calls. Without constant texts around a call the template says nothing of calls.
+        tokenizer: Tokenizer of the student, whose chat template shows whether turns have reasoning in ``<think>``.
+    """
+    fields: dict[str, Any] = {}
+    opening = next((getattr(parser, name) for name in OPENINGS if hasattr(parser, name)), None)
+    closing = next((getattr(parser, name) for name in CLOSINGS if hasattr(parser, name)), None)
+    if opening and closing:
+        fields["tool_calls"] = {"open": opening, "close": closing, "repeats": True}
+    if "<think>" in str(getattr(tokenizer, "chat_template", None) or ""):
+        fields["reasoning_content"] = {"open": "<think>", "close": "</think>"}
+    return {"defaults": {"role": "assistant"}, "fields": fields}
+
+
 def schema_of(tool: Tool) -> dict[str, Any]:
     """Return the description of a tool for a chat template, as OpenAI's API has it."""
     return {

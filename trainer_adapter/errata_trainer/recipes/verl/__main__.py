@@ -1,0 +1,5 @@
+"""Entry of ``python -m errata_trainer.recipes.verl``."""
+
+from .main import main
+
+main()
