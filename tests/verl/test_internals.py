@@ -6,20 +6,30 @@ A failure after an upgrade names the module of ours to adapt.
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.trainer.main_ppo import TaskRunnerV1
+from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
+from verl.utils import model as model_module
+from verl.utils import tensordict_utils as tensordict_module
 from verl.utils.tokenizer.continuous_token import MergeResult
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import FSDPEngineConfig, HFModelConfig
+from verl.workers.engine.base import BaseEngine
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout.replica import TokenOutput
 
 RECIPE = "errata_trainer.recipes.verl"
 AGENT_LOOP = f"{RECIPE}.agent_loop"
+LOSS, ACTOR = f"{RECIPE}.loss", f"{RECIPE}.actor"
 
 
 @pytest.mark.parametrize(
@@ -84,3 +94,64 @@ def test_a_trainer_has_the_attributes_that_ours_reads() -> None:
     for name in ("partitions", "failure_keys", "finished_keys"):
         assert f"self.{name}: dict" in buffer, f"ReplayBuffer has no {name}: {RECIPE}.trainer reads it"
     assert "agent_loop_workers_class" in inspect.getsource(AgentLoopManagerTQ.__init__)
+
+
+@pytest.mark.parametrize(
+    ("where", "names", "ours"),
+    [
+        (
+            FSDPEngineWithLMHead,
+            "forward_backward_batch forward_step optimizer_step eval_mode get_data_parallel_size "
+            "get_data_parallel_group",
+            LOSS,
+        ),
+        (tensordict_module, "get get_non_tensor_data", LOSS),
+        (ActorRolloutRefWorker, "actor_worker_cls init_model", ACTOR),
+        (TrainingWorker, "train_mini_batch train_batch set_loss_fn reset", ACTOR),
+        (
+            FSDPEngineConfig,
+            "strategy ulysses_sequence_parallel_size use_fused_kernels offload_policy model_dtype",
+            ACTOR,
+        ),
+        (
+            HFModelConfig,
+            "hf_config local_path trust_remote_code tokenizer lora_rank use_fused_kernels enable_activation_offload",
+            ACTOR,
+        ),
+        (model_module, "get_hf_auto_model_class", ACTOR),
+        (PrecisionType, "to_dtype", ACTOR),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_an_internal_of_the_actor_is_where_it_was(where: Any, names: str, ours: str) -> None:
+    known = {*dir(where), *getattr(where, "__annotations__", {}), *getattr(where, "__dataclass_fields__", {})}
+    for name in names.split():
+        assert name in known, f"{where.__name__} has no {name}: {ours} needs it"
+
+
+def test_an_engine_calls_the_methods_that_ours_wraps() -> None:
+    """They are wrapped on the instance, so the engine has to look them up there."""
+    trained = inspect.getsource(BaseEngine.train_batch)
+    assert "self.forward_backward_batch(" in trained and "self.optimizer_step()" in trained
+    assert "self.forward_step(micro_batch, loss_function=" in inspect.getsource(FSDPEngine.forward_backward_batch)
+    step = inspect.getsource(FSDPEngineWithLMHead.forward_step)
+    assert step.index("self.module(") < step.index("loss_function(\n"), "the states are captured before the loss"
+    for name in ("forward_backward_batch", "forward_step"):
+        taken = [*inspect.signature(getattr(FSDPEngineWithLMHead, name)).parameters]
+        assert taken[2:] == ["loss_function", "forward_only"], f"FSDPEngine.{name} takes {taken}: {LOSS} hands them on"
+
+
+def test_an_engine_has_the_attributes_that_ours_reads() -> None:
+    assert "self.module = module" in inspect.getsource(FSDPEngine)
+    assert "self._autocast_dtype = param_dtype" in inspect.getsource(FSDPEngine._build_fsdp_module)
+    made = inspect.getsource(TrainingWorker.__init__)
+    for name in ("engine", "engine_config", "model_config"):
+        assert f"self.{name}" in made, f"TrainingWorker sets no {name}: {ACTOR} reads it"
+    assert "self.distillation_enabled = " in inspect.getsource(ActorRolloutRefWorker.__init__)
+
+
+def test_an_engine_adds_micro_batches_up_and_averages_ranks() -> None:
+    """`compose` counts on it."""
+    passes = inspect.getsource(FSDPEngine.forward_backward_batch)
+    assert "loss.backward()" in passes and "loss /" not in passes
+    assert "dp_size" in inspect.getsource(agg_loss)

@@ -84,7 +84,7 @@ class ChannelLosses:
             model: The student as the trainer calls it.
             student: The student, unwrapped.
             inputs: The micro-batch.
-            states: What `capturing` captured, after its block.
+            states: States that `capturing` captured, after its block.
             counts: Number of target tokens (`SDPO`) and of pairs (`DPO`) that the optimizer step has in all
                 micro-batches of all ranks, 0-d, for each channel with a weight.
             alpha: Weight of channel 2.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -211,36 +211,27 @@ def refuse_engine(engine: Any, model: Any, options: LossOptions) -> None:
     Raises:
         ValueError: A setting does not go with the channels; the text names it.
     """
-    for refused, why in _refusals(engine, model, options):
-        if refused:
-            raise ValueError(f"{why}, or use errata.channels.form=estimator")
+    for why in _refusals(engine, model, options):
+        raise ValueError(f"{why}, or use errata.channels.form=estimator")
 
 
-def _refusals(engine: Any, model: Any, options: LossOptions) -> Sequence[tuple[bool, str]]:
+def _refusals(engine: Any, model: Any, options: LossOptions) -> Iterator[str]:
+    """Yield what stands against the channels' loss."""
     settings = options.settings
-    apart = options.distils and settings.teacher in ("ema", "initial")
-    return [
-        (
-            engine.strategy != "fsdp2",
-            f"actor.strategy is {engine.strategy!r}: the channels' loss needs the model's own weights, use fsdp2",
-        ),
-        (
-            engine.ulysses_sequence_parallel_size > 1,
-            "actor.ulysses_sequence_parallel_size above 1 cuts rows between ranks: use 1",
-        ),
-        (engine.use_fused_kernels, "model.use_fused_kernels has not been tried with the channels' loss: switch it off"),
-        (
-            engine.offload_policy,
-            "actor.fsdp_config.offload_policy keeps weights on the host while they are used: use param_offload",
-        ),
-        (
-            model.enable_activation_offload,
-            "model.enable_activation_offload takes one forward pass for each backward pass: switch it off",
-        ),
-        (
-            model.lora_rank > 0 and apart,
+    if engine.strategy != "fsdp2":  # others lack some of the fields below
+        yield f"actor.strategy is {engine.strategy!r}: the channels' loss needs the model's own weights, use fsdp2"
+    if engine.ulysses_sequence_parallel_size > 1:
+        yield "actor.ulysses_sequence_parallel_size above 1 cuts rows between ranks: use 1"
+    if engine.use_fused_kernels or model.use_fused_kernels:
+        yield "model.use_fused_kernels has not been tried with the channels' loss: switch it off"
+    if engine.offload_policy:
+        yield "actor.fsdp_config.offload_policy keeps weights on the host while they are used: use param_offload"
+    if model.enable_activation_offload:
+        yield "model.enable_activation_offload takes one forward pass for each backward pass: switch it off"
+    if model.lora_rank > 0 and options.distils and settings.teacher in ("ema", "initial"):
+        yield (
             f"settings.teacher={settings.teacher!r} adds an adapter, which a model in shards (model.lora_rank) cannot "
-            "take: use 'live' or 'base'",
-        ),
-        (settings.gradient_norms, "settings.gradient_norms needs gradients that VeRL's shards do not have: leave it"),
-    ]
+            "take: use 'live' or 'base'"
+        )
+    if settings.gradient_norms:
+        yield "settings.gradient_norms needs gradients of whole weights, and shards have none: switch it off"
