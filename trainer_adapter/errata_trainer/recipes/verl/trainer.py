@@ -24,8 +24,6 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 
-from errata_protocol.errors import ServiceError
-
 from ...monitoring.metrics import combined
 from ...monitoring.progress import health, progress_line
 from ...rollouts.rollout import DpoPair
@@ -49,14 +47,12 @@ from .columns import (
 from .estimator import Shaping, shaping
 from .options import channel_options_of, options_of
 from .records import HANDED_OVER, Row
+from .sampling import WatchedBuffer
 from .scoring import RequestLimits, Scorer
 from .tool_calls import TurnParser, schema_of, tool_parser_of
 
 STATE = "errata"
 """Folder of a checkpoint of VeRL with the state of the channels."""
-
-LOST_BATCHES = 3
-"""Number of batches in a row of which no episode could be counted, until training stops and says so."""
 
 log = logging.getLogger("errata.trainer")
 
@@ -147,7 +143,6 @@ class ChannelTrainer:
         if resumed is not None:
             self.channels.state.restore(resumed)
         self._found: dict[str, float] = {}
-        self._lost_batches = 0
         self._optimizer_steps = 0
 
     def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
@@ -157,51 +152,19 @@ class ChannelTrainer:
     # The batch
 
     def _build_replay_buffer(self) -> Any:
-        """Return VeRL's replay buffer, whose batches pass through the channels."""
+        """Return VeRL's replay buffer, watched, whose batches of training pass through the channels."""
         buffer = super()._build_replay_buffer()  # type: ignore[misc]
-        original = buffer.sample
-
-        def sample(global_steps: int, partition_id: str, batch_size: int) -> Any:
-            if partition_id == "val":
-                return original(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-            batch, metrics = self._sampled(original, global_steps, partition_id, batch_size)
-            self._count_lost()
-            self._lost_batches = 0
-            self.channels.read(self._rows_of(batch), self.global_steps - 1)
-            return batch, metrics
-
-        buffer.sample = sample
+        config = self.config
+        self.watched = WatchedBuffer(
+            buffer,
+            workers=lambda: self.agent_loop_manager,  # type: ignore[attr-defined]
+            resubmit=lambda: self._add_batch_to_generate(),  # type: ignore[attr-defined]
+            sampled=lambda batch: self.channels.read(self._rows_of(batch), self.global_steps - 1),
+            count_lost=lambda lost: self.channels.count_lost(lost),
+            count=lambda name, value: self.channels.metrics.batch(name, value),
+            batch_rollouts=int(config.data.train_batch_size) * int(config.actor_rollout_ref.rollout.n),
+        )
         return buffer
-
-    def _sampled(self, original: Any, global_steps: int, partition_id: str, batch_size: int) -> Any:
-        """Return a batch; one of which every rollout was lost is replaced.
-
-        Raises:
-            ServiceError: Every rollout of `LOST_BATCHES` batches in a row was lost.
-        """
-        buffer = self.replay_buffer
-        while True:
-            try:
-                return original(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-            except RuntimeError:
-                if buffer.partitions[partition_id] or not buffer.failure_keys[partition_id]:
-                    raise
-            self._count_lost()
-            self._lost_batches += 1
-            self.channels.metrics.batch("batches/lost", 1)
-            reasons = ", ".join(f"{number} by {reason}" for reason, number in self.channels.lost.most_common())
-            if self._lost_batches >= LOST_BATCHES:
-                raise ServiceError(
-                    f"every episode of {self._lost_batches} batches in a row was lost ({reasons}): look at the server, "
-                    "then resume from the last checkpoint"
-                )
-            log.warning("every episode of the batch was lost (%s): another batch is played", reasons)
-            buffer._clear_groups(partition_id, buffer.finished_keys[partition_id] | buffer.failure_keys[partition_id])
-            self._add_batch_to_generate()  # type: ignore[attr-defined]
-
-    def _count_lost(self) -> None:
-        manager: Any = self.agent_loop_manager  # type: ignore[attr-defined]
-        self.channels.count_lost(manager.take_lost())
 
     def _rows_of(self, batch: Any) -> list[Row]:
         has_logprobs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
