@@ -9,13 +9,18 @@ import inspect
 from typing import Any
 
 import pytest
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopManager,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+)
 from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.core_algos import agg_loss
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 from verl.utils import model as model_module
 from verl.utils import tensordict_utils as tensordict_module
@@ -30,6 +35,8 @@ from verl.workers.rollout.replica import TokenOutput
 RECIPE = "errata_trainer.recipes.verl"
 AGENT_LOOP = f"{RECIPE}.agent_loop"
 LOSS, ACTOR = f"{RECIPE}.loss", f"{RECIPE}.actor"
+WORKER = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+BUFFERS = (ReplayBuffer, ReplayBufferAsync)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +62,13 @@ LOSS, ACTOR = f"{RECIPE}.loss", f"{RECIPE}.actor"
             "_add_batch_to_generate _compute_advantage _update_actor step _consume_sync_metrics",
             "trainer",
         ),
-        (ReplayBuffer, "sample _clear_groups", "trainer"),
-        (AgentLoopManagerTQ, "_init_agent_loop_workers generate_sequences", "workers"),
-        (AgentLoopWorkerTQ.__ray_metadata__.modified_class, "_run_agent_loop", "workers"),
         (TaskRunnerV1.__ray_metadata__.modified_class, "run", "task_runner"),
+        (WORKER, "_run_agent_loop _run_prompt generate_sequences", "workers"),
+        (AgentLoopManagerTQ, "_init_agent_loop_workers generate_sequences", "workers"),
+        *(
+            (of, "sample _wait_for_next_poll _sync_metadata_from_transfer_queue _clear_groups", "sampling")
+            for of in BUFFERS
+        ),
     ],
     ids=lambda one: getattr(one, "__name__", None),
 )
@@ -90,10 +100,6 @@ def test_a_trainer_has_the_attributes_that_ours_reads() -> None:
         "agent_loop_manager",
     ):
         assert f"self.{name}" in made, f"PPOTrainer has no {name}: {RECIPE}.trainer reads it"
-    buffer = inspect.getsource(ReplayBuffer)
-    for name in ("partitions", "failure_keys", "finished_keys"):
-        assert f"self.{name}: dict" in buffer, f"ReplayBuffer has no {name}: {RECIPE}.trainer reads it"
-    assert "agent_loop_workers_class" in inspect.getsource(AgentLoopManagerTQ.__init__)
 
 
 @pytest.mark.parametrize(
@@ -155,3 +161,51 @@ def test_an_engine_adds_micro_batches_up_and_averages_ranks() -> None:
     passes = inspect.getsource(FSDPEngine.forward_backward_batch)
     assert "loss.backward()" in passes and "loss /" not in passes
     assert "dp_size" in inspect.getsource(agg_loss)
+
+
+def test_a_worker_is_begun_as_ours_begins_one_in_its_place() -> None:
+    begun = inspect.getsource(AgentLoopManager._init_agent_loop_workers)
+    given = "self.config,self.llm_client,self.teacher_client,self.reward_loop_worker_handles,"
+    assert f".remote({given})" in "".join(begun.split()), f"{RECIPE}.workers gives a new worker other arguments"
+    for part in (
+        'node["Alive"] and node["Resources"].get("CPU", 0) > 0',
+        "node_ids[i % len(node_ids)]",
+        'name=f"agent_loop_worker_{i}"',
+        "soft=True",
+        "self.agent_loop_workers_class.options(",
+        "self.agent_loop_workers.append(",
+    ):
+        assert part in begun, f"VeRL begins a worker without {part!r}: {RECIPE}.workers begins one with it"
+
+
+def test_prompts_are_sent_as_ours_are() -> None:
+    sent = inspect.getsource(AgentLoopManagerTQ.generate_sequences)
+    assert "prompts.chunk(len(self.agent_loop_workers))" in sent and "strict=False" in sent
+    played = inspect.getsource(WORKER._run_prompt)
+    assert 'prompt.pop("__rollout_n__", config.n if not trajectory["validate"] else config.val_kwargs.n)' in played
+    assert '"train" if not trajectory["validate"] else "val"' in played
+    assert "self._run_agent_loop(" in played and "trajectory=trajectory" in played
+
+
+def test_a_prompt_fails_by_its_tag_and_a_rollout_has_one_when_it_is_whole() -> None:
+    """A tag that is put is added to those that a key has: `is_prompt` stays."""
+    assert 'async_kv_put(key=uid, partition_id=partition_id, tag={"status": "failure"})' in inspect.getsource(
+        WORKER._run_prompt
+    )
+    put = inspect.getsource(WORKER._agent_loop_postprocess)
+    assert '"status": "success"' in put and 'f"{uid}_{session_id}_{i}"' in put
+
+
+def test_a_buffer_calls_the_methods_that_ours_take_the_place_of() -> None:
+    made = inspect.getsource(ReplayBuffer.__init__)
+    for name in ("partitions", "pending_keys", "running_keys", "finished_keys", "failure_keys"):
+        assert f"self.{name}: " in made, f"ReplayBuffer sets no {name}: {RECIPE}.sampling reads it"
+    for loop in (ReplayBuffer.sample, ReplayBufferAsync.wait_for_sampleable):
+        for called in ("_wait_for_next_poll(partition_id, last_debug_time)", "_sync_metadata_from_transfer_queue()"):
+            assert f"self.{called}" in inspect.getsource(loop), f"{RECIPE}.sampling needs the call of {called}"
+    assert "raise RuntimeError(message)" in inspect.getsource(ReplayBuffer.sample)
+
+
+def test_a_dead_actor_has_an_error_of_its_own() -> None:
+    assert issubclass(ActorDiedError, RayActorError) and issubclass(ActorUnavailableError, RayActorError)
+    assert not issubclass(ActorDiedError, ActorUnavailableError)
