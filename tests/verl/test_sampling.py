@@ -59,6 +59,7 @@ class Run:
         self.lost: Counter[str] = Counter()
         self.metrics: list[tuple[str, float]] = []
         self.checks = 0
+        self.is_busy = False
         self._playing: list[tuple[str, str]] = []
         self.buffer = buffer(
             trainer_mode="sync" if buffer is ReplayBuffer else "separate_async",
@@ -103,6 +104,8 @@ class Run:
         for self.partition, uid in playing:
             fate = self._fates[0] if len(self._fates) == 1 else self._fates.popleft()
             fate(self, uid)
+        if self.is_busy and not fresh:
+            return Lost()
         found, self.found = self.found, Lost()
         return found
 
@@ -140,6 +143,12 @@ def dead(run: Run, uid: str) -> None:
     run.tag(uid, run.partition, status="running")
     run.found.prompts[uid] = ROLLOUTS
     run.found.workers = 1
+
+
+def later(run: Run, uid: str) -> None:
+    """The prompt is played in another poll."""
+    run.tag(uid, run.partition, status="running")
+    run._playing.append((run.partition, uid))
 
 
 def finished_before_death(run: Run, uid: str) -> None:
@@ -183,6 +192,22 @@ def test_three_lost_batches_end_a_run_and_name_the_reasons(queue: Queue) -> None
     assert len(run.submitted) == PROMPTS * LOST_BATCHES and run.lost.total() == 12
 
 
+def test_workers_that_are_busy_are_asked_again_for_the_reasons(queue: Queue) -> None:
+    run = Run(queue, ReplayBuffer, lost)
+    run.is_busy = True
+    run.submit(PROMPTS)
+    with pytest.raises(ServiceError, match="12 by SESSION_LOST"):
+        run.sample()
+
+
+def test_batches_with_a_rollout_do_not_end_a_run(queue: Queue) -> None:
+    run = Run(queue, ReplayBuffer, half_lost)
+    for _ in range(3 * LOST_BATCHES):
+        run.submit(PROMPTS)
+        assert len(run.sample()[0].keys) == PROMPTS
+    assert len(run.submitted) == 3 * LOST_BATCHES * PROMPTS
+
+
 def test_another_failure_of_the_buffer_is_not_replaced(queue: Queue) -> None:
     run = Run(queue, ReplayBuffer, finished, lost, filter_groups_metric="unknown", train_batch_size=PROMPTS)
     run.submit(PROMPTS)
@@ -206,7 +231,7 @@ def test_the_prompts_of_a_dead_worker_fail_and_the_run_goes_on(queue: Queue, buf
 
 
 def test_a_prompt_that_was_finished_before_its_worker_died_is_kept(queue: Queue) -> None:
-    run = Run(queue, ReplayBufferAsync, finished_before_death, finished)
+    run = Run(queue, ReplayBufferAsync, finished_before_death, later, finished)
     run.submit(PROMPTS)
     assert len(run.sample()[0].keys) == PROMPTS * ROLLOUTS
     assert not run.lost and len(run.submitted) == PROMPTS
