@@ -46,7 +46,7 @@ class Run:
     Args:
         queue: The transfer queue.
         buffer: VeRL's class of buffers.
-        fates: What becomes of each prompt, as they are submitted; the last one is that of all others.
+        fates: Fate of each prompt, in the order of their submission; the last one is that of all others.
         **options: Other options of the buffer.
     """
 
