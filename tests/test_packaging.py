@@ -375,8 +375,8 @@ COMES_WITH = {
     "tokenizers": "transformers",
     "transfer-queue": "transferqueue",
 }
-"""Distributions that a declared one always installs, of which it is the interface, and modules that are called otherwise
-than the distribution and are not installed here."""
+"""Distributions that a declared one always installs, of which it is the interface; and modules that are not installed
+here, where they have another name than their distribution."""
 IN_SANDBOXES = ("sandbox/launcher", "terminal_env/server/runtime", "prepare/inside", "server/inside", "/tasks/")
 """Programs that another interpreter runs, by folder: what they import is there, or beside them."""
 

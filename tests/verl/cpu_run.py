@@ -22,7 +22,7 @@ LIMIT_S = 1500.0
 
 
 def settings(directory: Path, url: str, ray: str) -> list[str]:
-    """Return the arguments of a command: two steps of four prompts with two rollouts each.
+    """Return the arguments of a command: steps of four prompts with two rollouts each, once through the data.
 
     Args:
         directory: Directory of the data and of the model.
@@ -65,7 +65,6 @@ def settings(directory: Path, url: str, ray: str) -> list[str]:
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
-        "trainer.total_training_steps=2",
         "trainer.total_epochs=1",
         f"trainer.default_local_dir={directory}/checkpoints",
         f"hydra.run.dir={directory}/hydra",
@@ -97,6 +96,7 @@ def trained(directory: Path, url: str, module: str, *more: str, **environment: s
         **environment: More environment variables.
     """
     output, logged = directory / "output.txt", directory / "log.jsonl"
+    logged.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as ray, output.open("w") as file:
         variables = {
             **os.environ,

@@ -94,7 +94,7 @@ class BatchChannels:
         metrics: Metrics of this process.
         driver: Driver of the channels.
         watch: Watch over the logged metrics of channel 2.
-        state: What is saved with a checkpoint.
+        state: State of the channels in this process, which is saved with a checkpoint.
         lost: Number of rollouts that were lost since the last step, by reason.
         eid: Key of an episode of the last batch to look at; None for none.
 
@@ -116,7 +116,8 @@ class BatchChannels:
         has_logprobs: bool,
         steps: int,
     ) -> None:
-        self.options, self._played, self._scorer, self._referred = options, played, scorer, referred
+        self.options, self._played, self._scorer = options, played, scorer
+        self._referred = referred if options.compares else _without_pairs
         self.steps = steps
         pairs = options.pairs
         if options.form == "estimator" and pairs is not None and (pairs.margins is None or not pairs.waits):
@@ -283,3 +284,8 @@ class BatchChannels:
             },
             below=below,
         )
+
+
+def _without_pairs(pairs: Sequence[DpoPair]) -> list[DpoPair]:
+    """Return no pairs: their votes are used, and no reference is there that they could be compared with."""
+    return []

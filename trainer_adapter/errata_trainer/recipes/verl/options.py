@@ -148,18 +148,23 @@ class ChannelOptions:
         if self.form not in get_args(ChannelForm):
             raise ValueError(f"errata.channels.form is {self.form!r}: use {' or '.join(get_args(ChannelForm))}")
 
+    @property
+    def compares(self) -> bool:
+        """Whether channel 3 is a loss over pairs, in any step."""
+        return self.form == "loss" and self.pairs is not None and self.beta_replay != 0
+
     def of_losses(self, sampling_temperature: float) -> LossOptions:
         """Return what the processes of the actor need of this.
 
         Args:
             sampling_temperature: Temperature of the rollouts.
         """
-        pairs, in_loss = self.pairs, self.form == "loss"
+        pairs = self.pairs
         return LossOptions(
             # Scores of turns are added to advantages, not to the actor's loss.
             dataclasses.replace(self.settings, prm_weight=0.0),
-            distils=in_loss and self.alpha_sdpo != 0,
-            has_pairs=in_loss and pairs is not None and self.beta_replay != 0,
+            distils=self.form == "loss" and self.alpha_sdpo != 0,
+            has_pairs=self.compares,
             nll=pairs.nll if pairs is not None else 0.0,
             beta_dpo=self.beta_dpo,
             jsd_beta=self.jsd_beta,

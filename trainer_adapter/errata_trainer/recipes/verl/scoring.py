@@ -221,7 +221,7 @@ class _Unanswered(Exception):
 
     Args:
         reason: Reason that is counted.
-        text: What is wrong with the answer.
+        text: Sentence that says why the answer cannot be used.
     """
 
     def __init__(self, reason: Reason, text: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 
+from ...assembly.teacher_pairs import TeacherPairs
 from ...monitoring.metrics import combined
 from ...monitoring.progress import health, progress_line
 from ...rollouts.rollout import DpoPair
@@ -53,6 +54,8 @@ from .tool_calls import TurnParser, schema_of, tool_parser_of
 
 STATE = "errata"
 """Folder of a checkpoint of VeRL with the state of the channels."""
+ACTOR = "actor"
+"""Folder in `STATE` with what the actor's processes save."""
 
 log = logging.getLogger("errata.trainer")
 
@@ -106,7 +109,7 @@ class ChannelTrainer:
         if self._resumed is not None and resumed is None:
             log.warning("the checkpoint has no state of the channels (%s): they begin anew", self._resumed)
         losses = options.of_losses(float(rollout.temperature))
-        self.actor_rollout_wg.begin_channels(losses, str(resumed) if resumed is not None else None)
+        self.actor_rollout_wg.begin_channels(losses, str(resumed / ACTOR) if resumed is not None else None)
         reference = self.actor_rollout_wg.channel_reference()[0] if losses.has_pairs else ""
         tokenizer: Any = self.tokenizer  # type: ignore[attr-defined]
         played = played_of(episodes)
@@ -148,6 +151,17 @@ class ChannelTrainer:
     def _referred(self, pairs: Sequence[DpoPair]) -> list[DpoPair]:
         """Return pairs with the reference's log-probabilities, which the actor's processes compute."""
         return list(pairs_of(self.actor_rollout_wg.refer_channels(text_of(pairs))[0]))
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train, and close what the channels opened: the teachers' last votes are posted."""
+        try:
+            super().fit(agent_loop_manager)  # type: ignore[misc]
+        finally:
+            self.scorer.close()
+            pairs = self.channels.options.pairs
+            if isinstance(pairs, TeacherPairs):
+                pairs.close()
+                pairs.pool.close()
 
     # The batch
 
@@ -223,7 +237,6 @@ class ChannelTrainer:
         with shaping(self._shaping(nested, data["old_log_probs"])) as shaped:
             batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         self.channels.metrics.batch("groups/of_one", shaped.alone)
-        self._show_completions(batch)
         return batch
 
     def _shaping(self, columns: dict[str, Any], old_logprobs: Any) -> Shaping:
@@ -268,6 +281,7 @@ class ChannelTrainer:
         if channels.options.settings.lower_dose:
             found["sdpo/dose"] = channels.watch.dose
         self._found = found
+        self._show_completions(batch, found)
         if channels.options.settings.progress:
             print(progress_line(self.global_steps, found, channels.steps, channels.eid), flush=True)
         return batch
@@ -277,7 +291,7 @@ class ChannelTrainer:
         found, self._found = self._found, {}
         return {**super()._consume_sync_metrics(), **found}  # type: ignore[misc]
 
-    def _show_completions(self, batch: Any) -> None:
+    def _show_completions(self, batch: Any, found: Mapping[str, float]) -> None:
         most = self.channels.options.completions
         if most == 0:
             return
@@ -289,7 +303,7 @@ class ChannelTrainer:
             batch.keys, data["advantages"].unbind(), data["response_mask"].unbind(), strict=True
         ):
             advantages[key] = float((advantage * mask).sum() / mask.sum().clamp(min=1))
-        Console().print(self.channels.table(advantages, step=self.global_steps, most=most, below=health({})))
+        Console().print(self.channels.table(advantages, step=self.global_steps, most=most, below=health(found)))
 
     # Checkpoints
 
@@ -298,7 +312,7 @@ class ChannelTrainer:
         folder = (Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}" / STATE).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         self.channels.state.save(folder)
-        self.actor_rollout_wg.save_channels(str(folder))
+        self.actor_rollout_wg.save_channels(str(folder / ACTOR))
         super()._save_checkpoint()  # type: ignore[misc]
 
 
