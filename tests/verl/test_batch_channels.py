@@ -50,7 +50,7 @@ def row(url: str, key: str, says: Callable[[int], str]) -> Row:
 
 
 class Server:
-    """In the place of the rollout servers: scores each token with -1, and samples what it is told to."""
+    """Stands in for the rollout servers: each token has the log-probability -1, each sampled turn the given calls."""
 
     def __init__(self, calls: Calls | None = None, *, scores: bool = True) -> None:
         self.unscored, self.unsampled = Counter[str](), Counter[str]()

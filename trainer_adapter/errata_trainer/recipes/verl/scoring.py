@@ -65,7 +65,8 @@ class RequestLimits:
         longest: Most tokens of a prompt that the server takes, one less than ``rollout.max_model_len``: it has to have
             room to generate one. None for no limit.
         at_once: Most requests at the same time.
-        generate_s: Longest time of a request in seconds; None for no limit. The server is not told of it, and goes on.
+        generate_s: Longest time of a request, in seconds; None for no limit. The request is given up on this side
+            only: the server still finishes it.
     """
 
     longest: int | None = None

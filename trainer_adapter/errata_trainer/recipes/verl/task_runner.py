@@ -8,8 +8,6 @@ from omegaconf import open_dict
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-from .agent_loop import ERRATA
-from .estimator import GRPO_COMPOSER
 from .options import channel_options_of
 from .refusals import check_configuration
 from .trainer import ChannelTrainer, with_channels
@@ -38,6 +36,3 @@ class ErrataTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: i
         if not issubclass(TRAINER_REGISTRY[mode], ChannelTrainer):
             TRAINER_REGISTRY[mode] = with_channels(TRAINER_REGISTRY[mode])
         super().run(config)
-
-
-__all__ = ["ERRATA", "GRPO_COMPOSER", "ErrataTaskRunner"]
