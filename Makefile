@@ -7,7 +7,7 @@ TIERS ?= 0 1
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer demo test test-stress test-full test-unprivileged suites openenv-source chaos-long fuzz soak simulate check bench bench-quick lock clean
+.PHONY: help setup base trainer verl demo test test-stress test-full test-unprivileged suites openenv-source chaos-long fuzz soak simulate check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ base: setup ## build the tree that sandboxes run on, if it is missing (needs roo
 
 trainer: ## setup, and what trains, torch and TRL, to the Python environment (a gigabyte)
 	@scripts/setup.sh trainer
+
+verl: setup ## the environment of the recipe for VeRL, .cache/resolution-verl: this project's wheel, VeRL, Ray (two gigabytes)
+	@.cache/venv/bin/python -I scripts/environments.py verl
 
 demo: trainer base ## a scripted agent errs in fourteen ways, state(t) and a fork repair it; another repairs a bug; a tiny policy trains, and one learns on tasks that carry over to others
 	@.cache/venv/bin/errata demo

@@ -24,7 +24,9 @@ TOGETHER = 8
 """Sessions that have to look at `together` at the same time, or all of them wait for ever."""
 
 
-class ShelfEnvironment(Environment[ShelfAction, ShelfObservation, State]):
+class FragileShelf(Environment[ShelfAction, ShelfObservation, State]):
+    """A shelf without snapshots: a session does not survive its server."""
+
     SUPPORTS_CONCURRENT_SESSIONS = True
     waiting: "list[asyncio.Future[None]]" = []  # noqa: RUF012 # of all sessions
 
@@ -71,16 +73,18 @@ class ShelfEnvironment(Environment[ShelfAction, ShelfObservation, State]):
             return ShelfObservation(text="right" if right else "wrong", reward=float(right), done=True)
         raise ValueError(f"no tool {action.tool}")
 
+    @property
+    def state(self):
+        return self._state
+
+
+class ShelfEnvironment(FragileShelf):
     async def snapshot(self):
         return Snapshot(json.dumps([self._place, self._word, self._state.step_count]).encode())
 
     async def restore(self, snapshot):
         self._place, self._word, count = json.loads(snapshot.state)
         self._state = State(episode_id="shelf", step_count=count)
-
-    @property
-    def state(self):
-        return self._state
 
 
 def text(observation):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,8 +21,17 @@ if HAS_VERL:
     import torch
 
     from . import cpu_plugin  # noqa: F401 # registers the machine
+    from .cpu_run import Cluster
 
     torch.set_num_threads(1)  # tests share two cores
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Return the Ray cluster of all tests."""
+    made = Cluster()
+    yield made
+    made.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,46 +6,25 @@ GPUs, speed.
 
     platform   "cpu": device cpu, gloo; the Ray resource GPU is a logical one
     engine     VeRL's FSDPEngineWithLMHead, registered for the device cpu
-    rollout    "scripted": an actor that says what `said` says, with the model's own log-probabilities
+    rollout    "scripted": an actor that says what `scripts.said` says, with the model's own log-probabilities
+    weights    "file": from trainer to rollout servers that are apart from it
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
-import re
+import tempfile
 import types
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from verl.plugin.platform import platform_manager
 from verl.plugin.platform.platform_base import PlatformBase
 
-LOST = "nekorb"
-"""End of the name of a shelf's place, ``broken`` backwards, whose first rollout breaks the machine."""
-
-
-def said(text: str, rollout: int) -> str:
-    """Return what a student says next.
-
-    Args:
-        text: The conversation so far.
-        rollout: Number of the rollout among those with this prompt, in the order of their first turns; of later turns
-            the text shows which it was.
-    """
-    opening, *turns = text.split("<|im_start|>assistant\n")
-    place = re.findall(r"Not in (\w+)", opening)[-1]
-    if place.endswith(LOST):
-        return _step(tool="read", path="broken") if rollout == 0 else _step(tool="submit", word="owl")
-    if len(turns) == 1:
-        return _step(tool="read", path=f"nowhere-{rollout}")
-    if len(turns) == 2:
-        return _step(tool="read", path=place[::-1])
-    return _step(tool="submit", word="owl" if "nowhere-0" in turns[0] else "elk")
-
-
-def _step(**arguments: str) -> str:
-    return "<tool_call>" + json.dumps({"name": "step", "arguments": arguments}) + "</tool_call>"
+from .scripts import ORPHAN, said
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -134,23 +113,35 @@ def _with_gloo(*arguments: Any, **named: Any) -> None:
 torch.distributed.init_process_group = _with_gloo  # CHANGED: VeRL asks for "cpu:gloo,cpu:gloo", a duplicate
 
 # These ask for the platform when they are imported.
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry  # noqa: E402
 from verl.workers.engine import EngineRegistry  # noqa: E402
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: E402
 from verl.workers.rollout import base as rollout_base  # noqa: E402
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput  # noqa: E402
+from verl.workers.rollout.utils import ensure_async_iterator  # noqa: E402
+
+
+def kill_workers() -> None:
+    """Kill the agent loop workers, whose rollouts are played."""
+    import ray
+
+    for name in ray.util.list_named_actors():
+        if name.startswith("agent_loop_worker"):
+            ray.kill(ray.get_actor(name))
 
 
 class ScriptedServer:
     """What VeRL calls on a rollout server, over one transformers model. Its weights come by `load`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, rank: int) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         torch.set_num_threads(1)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(path)
-        self.steps = -1
+        self.rank, self.steps = rank, -1
         self.asked: dict[str, int] = {}
+        self.killed = False
 
     async def load(self, weights: dict[str, torch.Tensor], steps: int) -> None:
         own = self.model.state_dict()
@@ -163,17 +154,29 @@ class ScriptedServer:
         if sampling_params.get("prompt_logprobs") is not None:
             return self.scored(prompt_ids)
         text = self.tokenizer.decode(prompt_ids)
-        self.asked[text] = self.asked.get(text, -1) + 1
-        answer = said(text, self.asked[text] % 2)
+        number = await self.numbered(text)
+        if ORPHAN in text and not self.killed:
+            self.killed = True
+            kill_workers()
+        answer = said(text, number % 2)
         ids = [*self.tokenizer.encode(answer, add_special_tokens=False), self.tokenizer.eos_token_id]
         ids = ids[: sampling_params["max_tokens"]]
         logprobs = self.logprobs([*prompt_ids, *ids])[len(prompt_ids) - 1 :]
         fields = {"global_steps": self.steps}
         return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields=fields)
 
+    async def numbered(self, text: str) -> int:
+        """Return how often a text was asked before, on any server."""
+        if self.rank:
+            import ray
+
+            return await ray.get_actor("scripted_server_0").numbered.remote(text)  # type: ignore[no-any-return]
+        self.asked[text] = self.asked.get(text, -1) + 1
+        return self.asked[text]
+
     def logprobs(self, ids: list[int]) -> list[float]:
         """Return the log-probability of each token but the first."""
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):  # as VeRL's engine
+        with torch.inference_mode():
             logits = self.model(torch.tensor([ids])).logits[0, :-1]
         return logits.float().log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
@@ -201,12 +204,19 @@ class ScriptedReplica(RolloutReplica):
 
         name = f"scripted_server_{self.replica_rank}"
         path = self.model_config["path"] if isinstance(self.model_config, dict) else self.model_config.path
-        self._server_handle = ray.remote(ScriptedServer).options(name=name, max_concurrency=8).remote(path)
+        server = ray.remote(ScriptedServer).options(name=name, max_concurrency=8)
+        self._server_handle = server.remote(path, self.replica_rank)
         self.servers, self._server_address = [self._server_handle], name
 
 
 class ScriptedAdapter(rollout_base.BaseRollout):
-    """Runs in the training worker, and hands its weights to the server."""
+    """Runs in the training worker, or beside a server that is apart from it, and hands weights to the server."""
+
+    is_leader_rank = True
+
+    def __init__(self, *args: Any, replica_rank: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.replica_rank = replica_rank
 
     async def resume(self, tags: Any) -> None:
         """Do nothing: nothing was released."""
@@ -217,11 +227,45 @@ class ScriptedAdapter(rollout_base.BaseRollout):
     async def update_weights(self, weights: Any, global_steps: int | None = None, **_: Any) -> None:
         import ray
 
-        held = {
-            name: (one.full_tensor() if hasattr(one, "full_tensor") else one).detach().cpu().clone()
-            for name, one in weights
-        }
-        await ray.get_actor("scripted_server_0").load.remote(held, global_steps)
+        held = {name: _whole(one) async for name, one in ensure_async_iterator(weights)}
+        await ray.get_actor(f"scripted_server_{self.replica_rank}").load.remote(held, global_steps)
+
+
+def _whole(weight: torch.Tensor) -> torch.Tensor:
+    return (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().cpu().clone()
+
+
+@CheckpointEngineRegistry.register("file")
+class FileEngine(CheckpointEngine):
+    """Moves weights from trainer to rollout servers by a file."""
+
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        self.path = Path()
+
+    def prepare(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def build_topology(cls, actors: int, rollouts: int, metadata: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        path = str(Path(tempfile.gettempdir()) / f"weights-{uuid4().hex}")
+        return {"path": [path] * actors}, {"path": [path] * rollouts}
+
+    def init_process_group(self, path: str) -> None:
+        self.path = Path(path)
+
+    async def send_weights(self, weights: Any, global_steps: int | None = None) -> None:
+        part = self.path.with_suffix(".part")
+        torch.save({name: _whole(one) for name, one in weights}, part)
+        part.rename(self.path)
+
+    async def receive_weights(self, global_steps: int | None = None) -> Any:
+        while not self.path.exists():  # noqa: ASYNC110 # another process makes it
+            await asyncio.sleep(0.05)
+        for named in torch.load(self.path).items():
+            yield named
+
+    def finalize(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
 RolloutReplicaRegistry.register("scripted", lambda: ScriptedReplica)

@@ -1,120 +1,183 @@
-"""VeRL's own commands in a process of their own, with Ray, on a CPU, in an environment of a server."""
+"""VeRL's own commands in a process of their own, on one Ray cluster, on a CPU, in an environment of a server."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import pyarrow.parquet
 import pytest
+import ray
+import yaml
 
+from errata_server.process import ServerProcess
 from errata_trainer.recipes.verl import dataset as dataset_module
 from errata_trainer.recipes.verl import write_dataset
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 
+from ..environments.killed import KILLED
+from .scripts import ACTIONS
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1500.0
+PLUGIN = "tests.verl.cpu_plugin"
+VARIABLES = {
+    "VERL_PLATFORM": "cpu",
+    "PYTHONWARNINGS": "ignore",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Environment variables of all processes."""
 
 
-def settings(directory: Path, url: str, ray: str) -> list[str]:
-    """Return the arguments of a command: steps of four prompts with two rollouts each, once through the data.
+class Cluster:
+    """A Ray cluster of this machine, which one command after the other uses.
+
+    Attributes:
+        address: Address that a command connects to.
+    """
+
+    def __init__(self) -> None:
+        # What a command sets for itself alone does not reach Ray's processes, which are children of the cluster.
+        os.environ.update(
+            VARIABLES, PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        )
+        self._directory = tempfile.TemporaryDirectory(
+            prefix="ray", ignore_cleanup_errors=True
+        )  # sockets' names are short
+        ray.init(
+            address="local",
+            num_cpus=16,
+            num_gpus=2,
+            include_dashboard=False,
+            _temp_dir=self._directory.name,
+            log_to_driver=False,
+        )
+        self.address: str = ray.get_runtime_context().gcs_address
+
+    def stop(self) -> None:
+        """Stop the cluster."""
+        ray.shutdown()
+        self._directory.cleanup()
+
+
+class KeptServer:
+    """``errata serve`` in a process of its own, which is started again on its port whenever it is killed.
 
     Args:
-        directory: Directory of the data and of the model.
+        target: What to serve, as on the command line.
+        data_dir: Data directory.
+
+    Attributes:
         url: URL of the server.
-        ray: Directory for Ray's files; the names of its sockets have to be short.
+        deaths: Number of times that it was started again.
     """
-    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    return [
-        f"++errata.url={url}",
-        "++errata.env=shelf",
-        f"data.train_files={directory}/train.parquet",
-        f"data.val_files={directory}/train.parquet",
-        "data.train_batch_size=4",
-        "data.shuffle=false",
-        "data.max_prompt_length=512",
-        "data.max_response_length=512",
-        "data.dataloader_num_workers=0",
-        f"actor_rollout_ref.model.path={directory}/model",
-        "actor_rollout_ref.model.use_remove_padding=false",
-        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
-        f"{actor}.strategy=fsdp2",
-        f"{actor}.ppo_mini_batch_size=4",
-        f"{actor}.ppo_micro_batch_size_per_gpu=8",
-        f"{actor}.use_kl_loss=false",
-        f"{actor}.use_torch_compile=false",
-        f"{rollout}.name=scripted",
-        f"{rollout}.n=2",
-        f"{rollout}.tensor_model_parallel_size=1",
-        f"{rollout}.n_gpus_per_node=1",
-        f"{rollout}.log_prob_micro_batch_size_per_gpu=8",
-        f"{rollout}.calculate_log_probs=true",
-        f"{rollout}.free_cache_engine=false",
-        f"{rollout}.agent.num_workers=1",
-        "reward.num_workers=1",
-        "trainer.device=cpu",
-        "trainer.n_gpus_per_node=1",
-        "trainer.nnodes=1",
-        "trainer.logger=[file]",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "trainer.total_epochs=1",
-        f"trainer.default_local_dir={directory}/checkpoints",
-        f"hydra.run.dir={directory}/hydra",
-        "ray_kwargs.ray_init.num_cpus=12",
-        "+ray_kwargs.ray_init.address=local",
-        "+ray_kwargs.ray_init.num_gpus=1",
-        "+ray_kwargs.ray_init.include_dashboard=false",
-        f"+ray_kwargs.ray_init._temp_dir={ray}",
-    ]
+
+    def __init__(self, target: str, data_dir: Path) -> None:
+        self._target, self._data_dir, self._stopping = target, data_dir, False
+        self._server = self._begun()
+        self.url, self.deaths = self._server.url, 0
+        self._thread = threading.Thread(target=self._keep, name="kept-server")
+
+    def _begun(self, *options: str) -> ServerProcess:
+        env = {KILLED: str(self._data_dir / "killed"), "ERRATA_SWE_STORE": str(self._data_dir / "swe")}
+        self._data_dir.mkdir(exist_ok=True)
+        return ServerProcess(self._target, self._data_dir, *options, env=env)
+
+    def _keep(self) -> None:
+        while self._server.process.wait() == -signal.SIGKILL and not self._stopping:
+            self._server = self._begun("--port", self.url.rsplit(":", 1)[1])
+            self.deaths += 1
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping = True
+        self._server.stop()
+        self._thread.join()
 
 
-def prepared(directory: Path, tasks: Sequence[dict[str, Any]], patch: pytest.MonkeyPatch) -> None:
-    """Write a model and a data set of tasks."""
-    tokenizer = tiny_tokenizer(["One of red, green, blue holds a word. Submit it. Not in der."])
+def prepared(
+    directory: Path,
+    tasks: Sequence[dict[str, Any]],
+    patch: pytest.MonkeyPatch,
+    *,
+    env: str = "shelf",
+    texts: Sequence[str] = (),
+) -> None:
+    """Write a model and a data set of tasks, each with a prompt of its own.
+
+    Args:
+        directory: Directory to write to.
+        tasks: Arguments of ``reset`` of each row.
+        patch: Pytest's fixture.
+        env: Name of the environment.
+        texts: More texts that are to take few tokens: each pass pays for the longest row.
+    """
+    samples = ["One of red, green, blue holds a word. Submit it. Not in der.", *ACTIONS, *texts]
+    tokenizer = tiny_tokenizer(samples, vocab_size=2048)
     tokenizer.save_pretrained(directory / "model")
     tiny_model(tokenizer).save_pretrained(directory / "model")
-    patch.setattr(dataset_module, "offered_tasks", lambda *_, **__: list(tasks))
-    write_dataset(directory / "train.parquet", "http://none", "shelf")
+    rows = []
+    for number, task in enumerate(tasks):
+        patch.setattr(dataset_module, "offered_tasks", lambda *_, task=task, **__: [task])
+        write_dataset(directory / "row.parquet", "http://none", env, prompt=f"Number {number}. ")
+        rows.append(pyarrow.parquet.read_table(directory / "row.parquet"))
+    pyarrow.parquet.write_table(pyarrow.concat_tables(rows), directory / "train.parquet")
 
 
-def trained(directory: Path, url: str, module: str, *more: str, **environment: str) -> list[dict[str, float]]:
-    """Run a command to its end, and return what VeRL logged in each step.
+def trained(
+    directory: Path,
+    url: str,
+    cluster: Cluster,
+    *more: str,
+    env: str = "shelf",
+    stock: bool = False,
+) -> list[dict[str, float]]:
+    """Run VeRL's trainer to its end, and return what VeRL logged in each step.
 
     Args:
         directory: Directory that `prepared` filled.
         url: URL of the server.
-        module: Module with the command.
+        cluster: Cluster that the trainer runs on.
         *more: More arguments of the command.
-        **environment: More environment variables.
+        env: Name of the environment.
+        stock: Whether the command is VeRL's own instead of that of the recipe.
     """
     output, logged = directory / "output.txt", directory / "log.jsonl"
     logged.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as ray, output.open("w") as file:
-        variables = {
-            **os.environ,
-            "VERL_USE_EXTERNAL_MODULES": "tests.verl.cpu_plugin",
-            "VERL_PLATFORM": "cpu",
-            "VERL_FILE_LOGGER_PATH": str(logged),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            "PYTHONWARNINGS": "ignore",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "OMP_NUM_THREADS": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            **environment,
-        }
+    modules = [PLUGIN, *(["errata_trainer.recipes.verl"] if stock else [])]
+    of_processes = {"VERL_FILE_LOGGER_PATH": str(logged), "VERL_USE_EXTERNAL_MODULES": f"'{','.join(modules)}'"}
+    arguments = [
+        f"+ray_kwargs.ray_init.address={cluster.address}",
+        *(f"++ray_kwargs.ray_init.runtime_env.env_vars.{name}={value}" for name, value in of_processes.items()),
+        *more,
+    ]
+    of_command = {
+        "PYTHON": sys.executable,
+        "DIRECTORY": str(directory),
+        "ERRATA_URL": url,
+        "ERRATA_ENV": env,
+        "VERL_USE_EXTERNAL_MODULES": ",".join(modules),
+    }
+    command = [*_stock_command(directory, url, env)] if stock else ["examples/verl/run_cpu.sh"]
+    with output.open("w") as file:
         ended = subprocess.run(
-            [sys.executable, "-m", module, *settings(directory, url, ray), *more],
+            [*command, *arguments],
             cwd=ROOT,
-            env=variables,
+            env={**os.environ, **of_command},
             stdout=file,
             stderr=subprocess.STDOUT,
             timeout=LIMIT_S,
@@ -123,3 +186,26 @@ def trained(directory: Path, url: str, module: str, *more: str, **environment: s
     assert ended.returncode == 0, output.read_text()[-6000:]
     steps = map(json.loads, logged.read_text().splitlines())
     return [{name: float(value) for name, value in step["data"].items()} for step in steps]
+
+
+def _stock_command(directory: Path, url: str, env: str) -> Iterator[str]:
+    """Yield VeRL's own command with the settings of ``examples/verl/cpu.yaml``."""
+    yield from (sys.executable, "-m", "verl.trainer.main_ppo")
+    settings = yaml.safe_load((ROOT / "examples/verl/cpu.yaml").read_text())
+    del settings["defaults"], settings["hydra"]
+    yield from (f"++{name}={value}" for name, value in _flat(settings))
+    yield from (f"++errata.url={url}", f"++errata.env={env}", f"hydra.run.dir={directory}/hydra")
+    yield from (f"data.{name}_files={directory}/train.parquet" for name in ("train", "val"))
+    yield f"actor_rollout_ref.model.path={directory}/model"
+    yield "actor_rollout_ref.rollout.agent.default_agent_loop=errata"
+    yield from ("algorithm.adv_estimator=grpo_composer", "actor_rollout_ref.rollout.calculate_log_probs=true")
+    yield "actor_rollout_ref.actor.strategy=fsdp2"
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a nested mapping with their names in dots."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", "[" + ",".join(value) + "]" if isinstance(value, list) else value

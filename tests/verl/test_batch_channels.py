@@ -94,7 +94,7 @@ def test_a_failing_turn_is_a_site_of_its_row_and_padding_has_none(url: str) -> N
     made = channels(url)
     made.read([row(url, "a_0_0", failing), row(url, "a_1_0", well)], 0)
     first, second = made.of_row("a_0_0"), made.of_row("a_1_0")
-    assert first is not None and second is not None and made.of_row("pad_0_0") is None
+    assert made.of_row("pad_0_0").items == () and made.of_row("pad_0_0").rollout.completion_ids == ()
     (item,) = first.items
     assert TOKENIZER.decode(item.target_ids).startswith(failing(0)) and second.items == ()
     assert made.eid == first.rollout.eid
@@ -108,7 +108,7 @@ def test_a_weight_of_zero_finds_and_asks_nothing(url: str, tmp_path: Path) -> No
     made = channels(url, alpha_sdpo=0.0, beta_replay=0.0, pairs=source)
     made.read([row(url, "a_0_0", failing)], 0)
     one = made.of_row("a_0_0")
-    assert one is not None and (one.items, one.pairs, one.turn_scores) == ((), (), None)
+    assert (one.items, one.pairs, one.turn_scores) == ((), (), None)
     assert source.pool.metrics().get("teachers/states", 0) == 0
     source.close()
 
@@ -120,7 +120,7 @@ def test_the_weight_of_a_step_is_that_of_its_schedule_and_dose(url: str) -> None
     assert made.alpha(0) == pytest.approx(0.2) and made.beta(0) == 0.0, "there is no source of pairs"
     made.read([row(url, "a_0_0", failing)], 4)
     one = made.of_row("a_0_0")
-    assert one is not None and one.items == ()
+    assert one.items == ()
 
 
 def test_pairs_stand_in_the_row_whose_action_they_reject(url: str, tmp_path: Path) -> None:
@@ -128,11 +128,12 @@ def test_pairs_stand_in_the_row_whose_action_they_reject(url: str, tmp_path: Pat
     made = channels(url, pairs=source)
     made.read([row(url, "a_0_0", failing), row(url, "a_1_0", well)], 0)
     first, second = made.of_row("a_0_0"), made.of_row("a_1_0")
-    assert first is not None and second is not None
     (pair,) = first.pairs
+    votes = pair.votes["a"]
     assert first.own == (True,) and second.pairs == () and pair.ref_rejected == -2.0
     assert TOKENIZER.decode(pair.chosen_ids).startswith(step(tool="read", path="red"))
     assert first.turn_scores is None, "prm_weight is 0"
+    assert first.teacher_actions == {0: {"a": votes, "b": votes}} and second.teacher_actions == {}
     source.close()
 
 
@@ -141,7 +142,7 @@ def test_the_estimator_form_has_scores_of_the_server_and_of_the_teachers(url: st
     made = channels(url, form="estimator", pairs=source)
     made.read([row(url, "a_0_0", failing)], 0)
     one = made.of_row("a_0_0")
-    assert one is not None and one.turn_scores is not None
+    assert one.turn_scores is not None
     ((score,), (item,)) = one.logprobs, one.items
     assert score == [-1.0] * len(item.target_ids) and one.pairs == ()
     start, stop = one.rollout.turns[0].start, one.rollout.turns[0].stop
@@ -161,7 +162,7 @@ def test_a_site_that_the_server_does_not_score_is_counted_by_reason(url: str) ->
     made = channels(url, Server(scores=False), form="estimator")
     made.read([row(url, "a_0_0", failing)], 0)
     one = made.of_row("a_0_0")
-    assert one is not None and one.logprobs == (None,)
+    assert one.logprobs == (None,)
     found = metrics(made)
     assert found["sdpo/not_scored"] == 1.0 and found["sdpo/not_scored/failed"] == 1.0
 

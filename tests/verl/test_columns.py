@@ -19,6 +19,7 @@ FIRST = Rollout(
     (5, 6, *HEADER), (31, 32, 33, 40, *HEADER, 34, 35), (1, 1, 1, 0, 0, 0, 1, 1), (Turn(0, 0, 3), Turn(1, 6, 8))
 )
 SECOND = Rollout((7, *HEADER), (36, 37), (1, 1), (Turn(0, 0, 2),))
+EMPTY = Rollout((), (), ())
 ROLLOUTS = (FIRST, SECOND, replace(SECOND, completion_ids=(36, 38)))
 LENGTHS = [len(rollout.completion_ids) for rollout in ROLLOUTS]
 
@@ -70,7 +71,7 @@ def test_without_a_teacher_there_is_no_column_of_it_and_every_site() -> None:
 
 
 def test_rows_that_fill_a_batch_up_have_zeros_of_their_own_length() -> None:
-    columns = response_columns([*ROLLOUTS, None], [*sites(), []], [*SCORES, []], lengths=[*LENGTHS, 1])
+    columns = response_columns([*ROLLOUTS, EMPTY], [*sites(), []], [*SCORES, []], lengths=[*LENGTHS, 1])
     assert all(columns[name][-1] == [0.0] for name in NAMES)
 
 
@@ -83,10 +84,15 @@ def test_rows_become_nested_tensors() -> None:
 @pytest.mark.parametrize(
     ("rollouts", "scores", "lengths", "message"),
     [
-        ((FIRST, SECOND, None), SCORES, [9, 2, 2], "row 0 has error sites and a response of 9 tokens, but a rollout"),
-        ((FIRST, None, None), SCORES, LENGTHS, "row 1 has error sites and a response of 2 tokens, but no rollout"),
-        ((FIRST, replace(SECOND, completion_ids=(36, 39)), None), SCORES, LENGTHS, "its tokens are not the ones"),
-        ((FIRST, SECOND, None), [SCORES[0], [[-0.6]], []], LENGTHS, "2 tokens and 1 log-probabilities"),
+        ((FIRST, SECOND, EMPTY), SCORES, [9, 2, 2], "row 0 has error sites and a response of 9 tokens, but a rollout"),
+        (
+            (FIRST, EMPTY, EMPTY),
+            SCORES,
+            LENGTHS,
+            "row 1 .* a response of 2 tokens, but a rollout of 0",
+        ),
+        ((FIRST, replace(SECOND, completion_ids=(36, 39)), EMPTY), SCORES, LENGTHS, "its tokens are not the ones"),
+        ((FIRST, SECOND, EMPTY), [SCORES[0], [[-0.6]], []], LENGTHS, "2 tokens and 1 log-probabilities"),
     ],
 )
 def test_what_does_not_fit_is_refused(rollouts: tuple, scores: list, lengths: list[int], message: str) -> None:

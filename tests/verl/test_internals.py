@@ -17,6 +17,7 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
 )
 from verl.experimental.agent_loop.tool_parser import ToolParser
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
@@ -133,6 +134,14 @@ def test_an_internal_of_the_actor_is_where_it_was(where: Any, names: str, ours: 
     known = {*dir(where), *getattr(where, "__annotations__", {}), *getattr(where, "__dataclass_fields__", {})}
     for name in names.split():
         assert name in known, f"{where.__name__} has no {name}: {ours} needs it"
+
+
+def test_a_trainer_apart_from_its_rollout_servers_has_workers_of_its_own() -> None:
+    made = inspect.getsource(TRAINER_REGISTRY["separate_async"])
+    assert "self.standalone_server_manager: LLMServerManager = " in made, f"{RECIPE}.trainer scores there"
+    for role in ("Actor", "ActorRollout", "ActorRolloutRef"):
+        assert f"self.role_worker_mapping[Role.{role}] = ray.remote(DetachActorWorker)" in made
+    assert issubclass(DetachActorWorker, ActorRolloutRefWorker), f"{ACTOR} puts the losses before it"
 
 
 def test_an_engine_calls_the_methods_that_ours_wraps() -> None:

@@ -1,11 +1,9 @@
-"""VeRL's manager of agent loop workers, with tiny workers in a Ray of their own that die."""
+"""VeRL's manager of agent loop workers, with tiny workers that die."""
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from errata_protocol.errors import SessionLost
 from errata_trainer.recipes.verl.sampling import Lost
 from errata_trainer.recipes.verl.workers import ErrataAgentLoopManager, LostRollouts
 
+from .cpu_run import Cluster
 from .tiny_workers import Prompts, TinyWorker
 
 CONFIG = OmegaConf.create(
@@ -32,16 +31,8 @@ CONFIG = OmegaConf.create(
 )
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory:
-        ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=directory, log_to_driver=False)
-        yield
-        ray.shutdown()
-
-
 @pytest.fixture
-def manager(cluster: None) -> ErrataAgentLoopManager:
+def manager(cluster: Cluster) -> ErrataAgentLoopManager:
     made = ErrataAgentLoopManager(CONFIG, "client")
     made.agent_loop_workers_class = ray.remote(num_cpus=0)(TinyWorker)
     asyncio.run(made._init_agent_loop_workers())

@@ -15,7 +15,7 @@ A model with absolute position embeddings also needs ``position_ids=(attention_m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..channels.splicing import check_alignment
 from ..rollouts.rollout import DpoPair, Rollout, SdpoItem, state_of_turns
+from .pair_source import Votes
 
 IGNORED = -100
 """Label of a position that does not count, as in PyTorch's losses."""
@@ -122,7 +123,7 @@ def collate_columns(
     *,
     pad_id: int,
     teacher_logprobs: Sequence[Sequence[Sequence[float]]] | None = None,
-    votes: Mapping[tuple[str, int], Mapping[str, str | None]] | None = None,
+    votes: Votes | None = None,
 ) -> dict[str, Any]:
     """Return error sites as extra columns of the padded rollouts, for trainers whose batches are such columns (VeRL's
     DataProto).
@@ -171,15 +172,22 @@ def collate_columns(
     if teacher_logprobs is not None:
         batch["sdpo_teacher_logprobs"] = logprobs
     if votes is not None:
-        batch["teacher_actions"] = [
-            {
-                turn: dict(votes[rollout.eid, t])
-                for turn, t in state_of_turns(rollout).items()
-                if rollout.eid is not None and t is not None and (rollout.eid, t) in votes
-            }
-            for rollout in rollouts
-        ]
+        batch["teacher_actions"] = [votes_of_turns(rollout, votes) for rollout in rollouts]
     return batch
+
+
+def votes_of_turns(rollout: Rollout, votes: Votes) -> dict[int, dict[str, str | None]]:
+    """Return the teachers' votes at the state of each turn, by the turn's index; turns without votes are left out.
+
+    Args:
+        rollout: Rollout with the turns.
+        votes: Teachers' votes at states.
+    """
+    return {
+        turn: dict(votes[rollout.eid, t])
+        for turn, t in state_of_turns(rollout).items()
+        if rollout.eid is not None and t is not None and (rollout.eid, t) in votes
+    }
 
 
 def collate_dpo(pairs: Sequence[DpoPair], *, pad_id: int) -> dict[str, Tensor]:

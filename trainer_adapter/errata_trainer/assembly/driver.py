@@ -22,7 +22,7 @@ from ..monitoring.metrics import OUTCOMES, Metrics
 from ..rollouts.rollout import DpoPair, Rollout, SdpoItem
 from ..rollouts.transcript import unmarked_errors
 from .batch import Transcripts, rollouts_of
-from .pair_source import PairSource, Referred
+from .pair_source import PairSource, Referred, Votes
 from .sites import Sample, Sites
 
 
@@ -108,6 +108,11 @@ class ChannelDriver:
         """Pass a batch to the pair source, which may start to ask its teachers."""
         if self.pair_source is not None:
             self.pair_source.observe(rollouts, runners, transcripts)
+
+    @property
+    def votes(self) -> Votes:
+        """Teachers' votes at states, which came with the last `pairs`."""
+        return self.pair_source.votes if self.pair_source is not None else {}
 
     def turn_scores(self, rollouts: Sequence[Rollout]) -> list[list[float | None]]:
         """Return the teachers' consensus score of each turn; None for turns whose votes have not come.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..channels.pairs import trainable_pairs
@@ -13,6 +14,9 @@ from .batch import Transcripts
 
 Referred = Callable[[Sequence[DpoPair]], list[DpoPair]]
 """Returns new pairs with the log-probabilities of the reference."""
+
+Votes = Mapping[tuple[str, int], Mapping[str, str | None]]
+"""Key of each teacher's action at a state, None for a teacher without one, by episode and delivery."""
 
 Margins = Mapping[tuple[str, int, int], float]
 """The teachers' score of a turn, in [-1, 1], by episode, delivery and turn (`errata_trainer.channels.prm`)."""
@@ -27,12 +31,14 @@ class PairSource(Protocol):
         nll: Weight of the chosen action's negative log-likelihood per token beside DPO's loss, where
             `ChannelSettings.dpo_nll` is None.
         margins: Margins of the votes that came with the last `sample`; None for a source that has no votes.
+        votes: The votes that came with the last `sample`.
         waits: Whether `sample` waits for the votes on the batch that was observed last.
         needs_logprobs: Whether `observe` needs the log-probabilities of sampled tokens.
     """
 
     nll: float = 0.0
     margins: Margins | None = None
+    votes: Votes = MappingProxyType({})
     waits: bool = False
     needs_logprobs: bool = False
 

@@ -21,7 +21,7 @@ from ..teachers import Action, Ask, Ballot, Batch, Spend, TeacherPool, ToolCall,
 from ..teachers.states import Policy
 from .action_tokens import ActionTokens
 from .batch import Transcripts
-from .pair_source import Margins, PairSource, Referred
+from .pair_source import Margins, PairSource, Referred, Votes
 
 log = logging.getLogger("errata.trainer")
 
@@ -62,6 +62,7 @@ class TeacherPairs(PairSource):
 
     Attributes:
         margins: Margins of the ballots that came with the last `sample`, by episode, delivery and turn.
+        votes: Votes that came with the last `sample`, by episode and delivery.
         counts: Votes by their reason, and pairs that were left out by theirs (``equal``, ``empty``, ``too_long``,
             ``not_rendered``, ``no_tokens``; ``no_action``, the student was cut off in its reasoning); ``no_logprobs``,
             rollouts that the policy ``entropy`` could not look at; ``not_waited_for``, batches whose votes were not
@@ -94,6 +95,7 @@ class TeacherPairs(PairSource):
         self._buffer: PairBuffer | None = None
         self._waiting: list[tuple[Batch, list[_Asked]]] = []
         self.margins: Margins = {}
+        self.votes: Votes = {}
         self.waits = wait_s > 0
         self.needs_logprobs = policy == "entropy" and scores is None
         self._seed = seed
@@ -166,13 +168,16 @@ class TeacherPairs(PairSource):
         self._waiting = [entry for entry in self._waiting if not entry[0].done]
         found: list[DpoPair] = []
         margins: dict[tuple[str, int, int], float] = {}
+        votes: dict[tuple[str, int], Mapping[str, str | None]] = {}
         for batch, known in done:
             ballots = batch.result(0.0)
             margins |= scores_of_voted_turns(ballots)
             for ballot, asked in zip(ballots, known, strict=True):
                 self.counts[ballot.vote.reason] += 1
+                if ballot.votes and ballot.ask.eid is not None and ballot.ask.t is not None:
+                    votes[ballot.ask.eid, ballot.ask.t] = ballot.votes
                 found += self._pairs(ballot, asked)
-        self.margins = margins
+        self.margins, self.votes = margins, votes
         kept, skipped = trainable_pairs(found, max_length=self.max_length)
         self.counts.update({str(reason): number for reason, number in skipped.items()})
         if self._buffer is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_id, get_device_name
 from verl.utils.model import get_hf_auto_model_class
@@ -198,6 +199,10 @@ class ErrataActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         """Return what this rank recorded; see `ErrataTrainingWorker.take_channel_metrics`."""
         taken: Taken = self.actor.take_channel_metrics()
         return taken
+
+
+class ErrataDetachActorWorker(ErrataActorWorker, DetachActorWorker):  # type: ignore[misc]
+    """`ErrataActorWorker` for VeRL's ``separate_async``, which keeps weights of earlier steps on the host."""
 
 
 def refuse_engine(engine: Any, model: Any, options: LossOptions) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...assembly.channel_set import driver_for
 from ...assembly.checkpoints import ChannelState
+from ...assembly.collator import votes_of_turns
 from ...assembly.counterfactual import Calls, CounterfactualCheck, acceptance
 from ...assembly.driver import ChannelDriver
 from ...assembly.preferences import rejected_here
@@ -62,6 +63,7 @@ class RowChannels:
         pairs: Pairs that stand in the row.
         own: Whether the rejected action of each of ``pairs`` is in the row itself.
         turn_scores: Consensus score of each response token, 0 where nobody voted; None without votes.
+        teacher_actions: Key of each teacher's action at the state of a turn, by the turn's index in the rollout.
     """
 
     rollout: Rollout
@@ -72,6 +74,7 @@ class RowChannels:
     pairs: tuple[DpoPair, ...] = ()
     own: tuple[bool, ...] = ()
     turn_scores: list[float] | None = None
+    teacher_actions: dict[int, dict[str, str | None]] = field(default_factory=dict)
 
 
 class BatchChannels:
@@ -219,14 +222,15 @@ class BatchChannels:
             for one, pairs in zip(found, of_rows, strict=True):
                 trained = any(one.rollout.mask)
                 one.pairs, one.own = pairs, rejected_here(pairs, one.rollout, trained=trained)
+                one.teacher_actions = votes_of_turns(one.rollout, self.driver.votes)
         if self.scores_turns:
             added = shaped_advantages(rollouts, self.driver.turn_scores(rollouts))
             for one, scores in zip(found, added, strict=True):
                 one.turn_scores = scores[: len(one.rollout.completion_ids)].tolist()
 
-    def of_row(self, key: str) -> RowChannels | None:
-        """Return what the channels have of a row; None for one with which VeRL filled the batch up."""
-        return self._rows.get(key)
+    def of_row(self, key: str) -> RowChannels:
+        """Return what the channels have of a row; an empty record for one with which VeRL filled the batch up."""
+        return self._rows.get(key) or RowChannels(Rollout((), (), ()), [], [])
 
     # Metrics
 

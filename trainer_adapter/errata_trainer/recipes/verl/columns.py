@@ -30,6 +30,9 @@ TEACHER_LOGPROBS = "sdpo_teacher_logprobs"
 TURN_SCORES = "prm_scores"
 """Column of a batch: the teachers' consensus score of the turn that a token belongs to, 0 where nobody voted."""
 
+TEACHER_ACTIONS = "teacher_actions"
+"""Column of a batch: JSON, from the index of a turn to the key of each teacher's action at its state."""
+
 
 def text_of(records: Sequence[SdpoItem | DpoPair]) -> str:
     """Return records as JSON text."""
@@ -52,7 +55,7 @@ def owned_of(text: str) -> tuple[bool, ...]:
 
 
 def response_columns(
-    rollouts: Sequence[Rollout | None],
+    rollouts: Sequence[Rollout],
     items: Sequence[Sequence[SdpoItem]],
     scores: Sequence[Sequence[Sequence[float] | None]] | None = None,
     *,
@@ -65,7 +68,7 @@ def response_columns(
     ``p`` of `SdpoItem.student_positions`, counted in prompt and response, belongs to entry ``p + 1 - len(prompt_ids)``.
 
     Args:
-        rollouts: Rollout of each row; None for a row that was not played, such as one that fills a batch up.
+        rollouts: Rollout of each row; any, such as an empty one, for a row without error sites.
         items: Error sites of each row.
         scores: Log-probabilities of each error site's targets, as `Scorer.score` returns them; a site whose entry is
             None is left out. None leaves the teacher's column out, and no site.
@@ -75,8 +78,8 @@ def response_columns(
         ``sdpo_error_mask``, ``sdpo_weights`` and, with ``scores``, ``sdpo_teacher_logprobs``: one list for each row.
 
     Raises:
-        ValueError: A row with error sites has no rollout, or one of another length; an error site does not fit its
-            rollout, or has another number of log-probabilities.
+        ValueError: A row with error sites has a rollout of another length; an error site does not fit its rollout, or
+            has another number of log-probabilities.
     """
     names = (ERROR_MASK, WEIGHTS) if scores is None else (ERROR_MASK, WEIGHTS, TEACHER_LOGPROBS)
     columns: dict[str, list[list[float]]] = {name: [] for name in names}
@@ -89,9 +92,9 @@ def response_columns(
             for name in names:
                 columns[name].append([0.0] * length)
             continue
-        if rollout is None or len(rollout.completion_ids) != length:
-            tokens = "no rollout" if rollout is None else f"a rollout of {len(rollout.completion_ids)} tokens"
-            raise ValueError(f"row {row} has error sites and a response of {length} tokens, but {tokens}")
+        tokens = len(rollout.completion_ids)
+        if tokens != length:
+            raise ValueError(f"row {row} has error sites and a response of {length} tokens, but a rollout of {tokens}")
         batch = collate_columns(
             [rollout],
             [[site for site, _ in scored]],

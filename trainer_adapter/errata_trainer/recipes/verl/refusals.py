@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hydra.utils import get_class
+
 from .estimator import GRPO_COMPOSER
 from .options import ChannelOptions
 
@@ -25,6 +27,14 @@ def check_configuration(config: Any, options: ChannelOptions) -> None:
         raise ValueError(
             f"actor_rollout_ref.rollout.n is {rollout.n}: rows that are alone in their group have no advantage, "
             "so use at least 2"
+        )
+    agent = "actor_rollout_ref.rollout.agent"
+    manager = rollout.agent.get("agent_loop_manager_class")
+    if manager and not hasattr(get_class(manager), "check_workers"):
+        raise ValueError(
+            f"{agent}.agent_loop_manager_class is {manager}, which does not see lost rollouts and "
+            "workers that die: leave it null, or derive the class from "
+            "errata_trainer.recipes.verl.workers.ErrataAgentLoopManager"
         )
     if options.form == "estimator":
         if options.alpha_sdpo != 0 and float(rollout.temperature) != 1.0:

@@ -21,6 +21,7 @@ import torch
 import transfer_queue as tq
 from rich.console import Console
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 
@@ -28,7 +29,7 @@ from ...assembly.teacher_pairs import TeacherPairs
 from ...monitoring.metrics import combined
 from ...monitoring.progress import health, progress_line
 from ...rollouts.rollout import DpoPair
-from .actor import ErrataActorWorker
+from .actor import ErrataActorWorker, ErrataDetachActorWorker
 from .agent_loop import played_of
 from .batch_channels import BatchChannels
 from .columns import (
@@ -38,6 +39,7 @@ from .columns import (
     ITEMS_COLUMN,
     OWN_COLUMN,
     PAIRS_COLUMN,
+    TEACHER_ACTIONS,
     TEACHER_LOGPROBS,
     TURN_SCORES,
     WEIGHTS,
@@ -84,7 +86,9 @@ class ChannelTrainer:
         mapping: dict[Any, Any] = self.role_worker_mapping  # type: ignore[attr-defined]
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in mapping:
-                mapping[role] = ray.remote(ErrataActorWorker)
+                of_verl = mapping[role].__ray_metadata__.modified_class
+                detached = issubclass(of_verl, DetachActorWorker)
+                mapping[role] = ray.remote(ErrataDetachActorWorker if detached else ErrataActorWorker)
 
     def _load_checkpoint(self) -> None:
         """Load VeRL's checkpoint, and remember where the state of the channels is."""
@@ -119,8 +123,10 @@ class ChannelTrainer:
             [schema_of(played.environment.tools[name]) for name in played.tools],
         )
         longest = rollout.get("max_model_len")
+        # Where rollout servers are apart from the trainer (separate_async), those with the trainer sleep as it trains.
+        servers = getattr(self, "standalone_server_manager", None) or self.llm_server_manager  # type: ignore[attr-defined]
         self.scorer = Scorer(
-            self.llm_server_manager.get_client(),  # type: ignore[attr-defined]
+            servers.get_client(),
             turns,
             sampling_params={
                 "temperature": rollout.temperature,
@@ -210,24 +216,27 @@ class ChannelTrainer:
         rows = [self.channels.of_row(key) for key in batch.keys]
         by_estimator = self.channels.options.form == "estimator"
         columns = response_columns(
-            [row.rollout if row is not None else None for row in rows],
-            [row.items if row is not None else () for row in rows],
-            [row.logprobs if row is not None else () for row in rows] if by_estimator else None,
+            [row.rollout for row in rows],
+            [row.items for row in rows],
+            [row.logprobs for row in rows] if by_estimator else None,
             lengths=lengths,
         )
         if self.channels.scores_turns:
-            scores = [(row.turn_scores if row is not None else None) for row in rows]
-            columns[TURN_SCORES] = [of or [0.0] * length for of, length in zip(scores, lengths, strict=True)]
+            columns[TURN_SCORES] = [
+                row.turn_scores or [0.0] * length for row, length in zip(rows, lengths, strict=True)
+            ]
         nested = {
             name: torch.nested.as_nested_tensor([torch.tensor(of) for of in values], layout=torch.jagged)
             for name, values in columns.items()
         }
         texts: dict[str, list[str]] = {}
+        if self.channels.driver.pair_source is not None:
+            texts[TEACHER_ACTIONS] = [json.dumps(row.teacher_actions) for row in rows]
         if not by_estimator:
-            texts = {
-                ITEMS_COLUMN: [text_of(row.items if row is not None else ()) for row in rows],
-                PAIRS_COLUMN: [text_of(row.pairs if row is not None else ()) for row in rows],
-                OWN_COLUMN: [json.dumps(list(row.own) if row is not None else []) for row in rows],
+            texts |= {
+                ITEMS_COLUMN: [text_of(row.items) for row in rows],
+                PAIRS_COLUMN: [text_of(row.pairs) for row in rows],
+                OWN_COLUMN: [json.dumps(row.own) for row in rows],
             }
         fields = TensorDict(
             {**nested, **{name: NonTensorStack(*map(NonTensorData, of)) for name, of in texts.items()}},
