@@ -20,13 +20,14 @@ from errata_protocol.errors import InvalidRequest
 from . import held_out, plot, records
 from .boxes import Boxes
 from .configured import configured
-from .controlled import BoxesSubject, terminal_of
+from .controlled import BoxesSubject
 from .plan import TRL_SDPO, Plan
 from .precondition import Precondition, precondition
 from .project_subject import ProjectSubject, hinted_success
 from .projects import Habits, Project
 from .records import Run
 from .report import ArmReport, data_of, reports, text
+from .serving import terminal_of
 from .training import Reporter, Subject, train
 from .trl_sdpo import train_trl_sdpo
 from .warmup import conversations, taught, tokenizer_of

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .controlled import terminal_of
 from .plan import Arm, Plan
 from .project_subject import ProjectSubject
 from .projects import Habits, Project
 from .records import Evaluation, Run
+from .serving import terminal_of
 from .training import train
 
 PROJECT = 1

@@ -1,11 +1,10 @@
-"""Projects as the subject of an ablation: taught policies, a terminal with recorded answers, teachers, evaluation."""
+"""Projects as the subject of an ablation: taught policies, a terminal with recorded answers, evaluation."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +14,21 @@ from transformers import Qwen3ForCausalLM
 from trl.chat_template_utils import parse_response
 
 from errata_protocol.errors import ServiceError
-from errata_trainer.assembly.action_tokens import action_ids
-from errata_trainer.assembly.batch import Transcripts
 from errata_trainer.assembly.counterfactual import calls_of
-from errata_trainer.assembly.pair_source import PairSource, Referred
-from errata_trainer.episodes.playing import Episode, EpisodeRunner
+from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.hints import TemplateHinter
 from errata_trainer.recipes.trl import environment_factory
-from errata_trainer.rollouts.rollout import DpoPair, Rollout
-from errata_trainer.teachers import vote
 from errata_trainer.tiny import END, START
 
 from .memo import Memo
-from .projects import KNOWN, NAMES, OPERATIONS, VALUES, Habits, Project, Split, hint_of, lessons
+from .project_lessons import conversations, tokenizer_of
+from .projects import Habits, Project, Split, hint_of
 from .records import Evaluation
-from .warmup import BATCH, HEADER, Conversation, opening, taught, tokenizer_for
+from .teachers import StepTeachers
+from .warmup import BATCH, HEADER, opening, taught
 
-TEACHERS = 3
-TEACHERS_RIGHT = 0.8
-PAIRS_KEPT = 64
 TURNS = 2
 TURN_TOKENS = 32
-
-
-def conversations(project: Project, habits: Habits, seed: int) -> Iterator[Conversation]:
-    """Yield the lessons of a project as text."""
-    for said, learnt in lessons(project, habits, seed):
-        first = next(place for place, (role, _) in enumerate(said) if role not in ("user",))
-        parts = [(opening({"role": role, "content": text} for role, text in said[:first]), False)]
-        for place, (role, text) in enumerate(said[first:], first):
-            if role in ("call", "garbled", "assistant"):
-                words = text
-                if role != "assistant":
-                    call = json.dumps({"name": "run", "arguments": {"command": text}})
-                    words = f"<tool_call>{call if role == 'call' else call[:-1]}</tool_call>"
-                parts += [(HEADER, False), (f"{words}{END}", place >= learnt), ("\n", False)]
-            else:
-                parts.append((f"{START}{role}\n{text}{END}\n", False))
-        yield parts
-
-
-def tokenizer_of() -> Any:
-    """Return the tokenizer of all projects."""
-    words = (*VALUES, *NAMES, *OPERATIONS, *KNOWN)
-    return tokenizer_for(conversations(Project(0), Habits(), 0), words)
 
 
 class ProjectSubject:
@@ -243,72 +213,3 @@ def sampled(
             max_new_tokens=max_new_tokens, pad_token_id=pad, eos_token_id=tokenizer.eos_token_id,
         )  # fmt: skip
     return [[one for one in row if one != pad] for row in made[:, width:].tolist()]
-
-
-class StepTeachers(PairSource):
-    """Simulated teachers that vote. Each knows an operation's value with a probability of 0.8 and never changes it.
-
-    They take the place of models that know what the student does not. They are asked about failing turns.
-
-    Args:
-        project: The tasks.
-        seed: Seed of the teachers' knowledge.
-        at_random: They know nothing: all agree on a value that is drawn for each operation.
-    """
-
-    def __init__(self, project: Project, seed: int, *, at_random: bool = False) -> None:
-        self._project, self._at_random = project, at_random
-        self._chance = random.Random(seed)
-        self._answers: dict[str, list[str]] = {}
-        self._pairs: deque[DpoPair] = deque(maxlen=PAIRS_KEPT)
-        self._speak: Callable[[str], tuple[int, ...]] | None = None
-
-    def use(self, tokenizer: Any, end_ids: Sequence[int], reference: str, **template: Any) -> None:
-        """Set the tokenizer and the tokens with which an action is written as the student would write it."""
-        del reference  # no pairs are kept between runs
-
-        def speak(command: str) -> tuple[int, ...]:
-            call = {"type": "function", "function": {"name": "run", "arguments": {"command": command}}}
-            message = {"role": "assistant", "content": "", "tool_calls": [call]}
-            return action_ids(tokenizer, message, end_id=end_ids[0], **template)
-
-        self._speak = speak
-
-    def observe(self, rollouts: Sequence[Rollout], runners: Sequence[Episode | None], transcripts: Transcripts) -> None:
-        """Ask the teachers about turns that failed."""
-        del transcripts
-        for rollout, runner in zip(rollouts, runners, strict=True):
-            if runner is None or rollout.lost is not None:
-                continue
-            steps = self._project.task(str(runner.task["task_id"])).steps
-            for turn in rollout.turns[: len(steps)]:
-                if turn.failed is None:
-                    continue
-                step, command = steps[turn.index], turn.failed.arguments.get("command")
-                found = vote([step.command(value) for value in self._asked(step.operation)], command)
-                if self._speak is None:
-                    raise RuntimeError("teachers are asked before they know the student's format")
-                for pair in found.pairs:
-                    context = rollout.prompt_ids + rollout.completion_ids[: turn.start]
-                    own = rollout.completion_ids[turn.start : turn.stop]
-                    self._pairs.append(DpoPair(context, self._speak(pair.chosen), own, weight=pair.weight))
-
-    def _asked(self, operation: str) -> list[str]:
-        if operation not in self._answers:
-            if self._at_random:
-                self._answers[operation] = [self._chance.choice(VALUES)] * TEACHERS
-            else:
-                right = self._project.conventions[operation]
-                self._answers[operation] = [
-                    right if self._chance.random() < TEACHERS_RIGHT else self._chance.choice(VALUES)
-                    for _ in range(TEACHERS)
-                ]
-        return self._answers[operation]
-
-    def sample(self, count: int, referred: Referred) -> list[DpoPair]:
-        """Return the newest pairs, each once."""
-        return referred([self._pairs.pop() for _ in range(min(count, len(self._pairs)))])
-
-    def metrics(self) -> dict[str, float]:
-        """Return the number of questions to teachers and the number of pairs that wait."""
-        return {"teacher_calls": float(TEACHERS * len(self._answers)), "pairs_kept": float(len(self._pairs))}

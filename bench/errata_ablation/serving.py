@@ -15,6 +15,10 @@ from queue import Empty, SimpleQueue
 
 from errata_protocol.errors import ServiceError
 
+from .boxes import Boxes
+from .projects import Project
+
+TASKS_VARIABLE = "ERRATA_TERMINAL_TASKS"
 _ANNOUNCED = re.compile(r"serving .* at (http://\S+)")
 START_S = 120.0
 STOP_S = 60.0
@@ -73,3 +77,22 @@ def served(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def terminal_of(family: Boxes | Project, directory: Path) -> Iterator[str]:
+    """Serve a terminal that has the family's tasks, and yield its URL.
+
+    Args:
+        family: The tasks.
+        directory: Directory for the tasks and the server's data.
+    """
+    tasks = directory / "tasks"
+    family.write(tasks)
+    with served(
+        "terminal",
+        directory / "data",
+        options=("--allow-unchecked",),
+        environment={TASKS_VARIABLE: str(tasks.resolve())},
+    ) as url:
+        yield url

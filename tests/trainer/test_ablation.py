@@ -28,10 +28,11 @@ from errata_ablation import (
     seeds_needed,
 )
 from errata_ablation.boxes import BOXES, KEYS, Boxes, hint_of, lessons
-from errata_ablation.controlled import BoxTeachers, terminal_of
 from errata_ablation.experiment import FAMILY_GRPO, controlled_plan
 from errata_ablation.report import data_of, text
+from errata_ablation.serving import terminal_of
 from errata_ablation.statistics import t_quantile
+from errata_ablation.teachers import BoxTeachers
 from errata_ablation.training import DEFAULTS, RecordedTrainer, train
 from errata_ablation.warmup import tokenizer_of
 from errata_protocol.errors import InvalidRequest

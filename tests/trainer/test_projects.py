@@ -13,11 +13,10 @@ import pytest
 from openenv.core.client_types import StepResult
 
 from errata_ablation import Plan, Run, cli, read_plan
-from errata_ablation.controlled import terminal_of
 from errata_ablation.held_out import curve, summary, text
 from errata_ablation.memo import Memo
 from errata_ablation.plan import Arm
-from errata_ablation.project_subject import conversations, tokenizer_of
+from errata_ablation.project_lessons import conversations, tokenizer_of
 from errata_ablation.projects import (
     COMPLAINTS,
     KNOWN,
@@ -30,6 +29,7 @@ from errata_ablation.projects import (
     lessons,
 )
 from errata_ablation.records import Evaluation
+from errata_ablation.serving import terminal_of
 from errata_ablation.statistics import censored_median, clustered, first_reached
 from errata_ablation.training import _alpha
 from errata_protocol.errors import InvalidRequest

@@ -29,9 +29,8 @@ if HAS_VERL:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Return the Ray cluster of all tests."""
-    made = Cluster()
-    yield made
-    made.stop()
+    with Cluster() as made:
+        yield made
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

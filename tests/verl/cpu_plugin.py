@@ -131,15 +131,21 @@ def kill_workers() -> None:
 
 
 class ScriptedServer:
-    """What VeRL calls on a rollout server, over one transformers model. Its weights come by `load`."""
+    """What VeRL calls on a rollout server, over one transformers model. Its weights come by `load`.
 
-    def __init__(self, path: str, rank: int) -> None:
+    Args:
+        path: Directory of the model.
+        rank: Number of the server among those of the run.
+        seed: Seed of what is drawn; a script draws nothing.
+    """
+
+    def __init__(self, path: str, rank: int = 0, seed: int = 0) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         torch.set_num_threads(1)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(path)
-        self.rank, self.steps = rank, -1
+        self.rank, self.seed, self.steps = rank, seed, -1
         self.asked: dict[str, int] = {}
         self.killed = False
 
@@ -199,13 +205,15 @@ class ScriptedServer:
 
 
 class ScriptedReplica(RolloutReplica):
+    server = ScriptedServer
+
     async def launch_servers(self) -> None:
         import ray
 
         name = f"scripted_server_{self.replica_rank}"
         path = self.model_config["path"] if isinstance(self.model_config, dict) else self.model_config.path
-        server = ray.remote(ScriptedServer).options(name=name, max_concurrency=8)
-        self._server_handle = server.remote(path, self.replica_rank)
+        server = ray.remote(self.server).options(name=name)
+        self._server_handle = server.remote(path, self.replica_rank, self.config.seed)
         self.servers, self._server_address = [self._server_handle], name
 
 

@@ -65,8 +65,10 @@ class Cluster:
         )
         self.address: str = ray.get_runtime_context().gcs_address
 
-    def stop(self) -> None:
-        """Stop the cluster."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         ray.shutdown()
         self._directory.cleanup()
 
@@ -144,6 +146,7 @@ def trained(
     cluster: Cluster,
     *more: str,
     env: str = "shelf",
+    plugin: str = PLUGIN,
     stock: bool = False,
 ) -> list[dict[str, float]]:
     """Run VeRL's trainer to its end, and return what VeRL logged in each step.
@@ -154,11 +157,12 @@ def trained(
         cluster: Cluster that the trainer runs on.
         *more: More arguments of the command.
         env: Name of the environment.
+        plugin: Module with the plugin.
         stock: Whether the command is VeRL's own instead of that of the recipe.
     """
     output, logged = directory / "output.txt", directory / "log.jsonl"
     logged.unlink(missing_ok=True)
-    modules = [PLUGIN, *(["errata_trainer.recipes.verl"] if stock else [])]
+    modules = [plugin, *(["errata_trainer.recipes.verl"] if stock else [])]
     of_processes = {"VERL_FILE_LOGGER_PATH": str(logged), "VERL_USE_EXTERNAL_MODULES": f"'{','.join(modules)}'"}
     arguments = [
         f"+ray_kwargs.ray_init.address={cluster.address}",
@@ -173,17 +177,22 @@ def trained(
         "VERL_USE_EXTERNAL_MODULES": ",".join(modules),
     }
     command = [*_stock_command(directory, url, env)] if stock else ["examples/verl/run_cpu.sh"]
-    with output.open("w") as file:
-        ended = subprocess.run(
+    with (
+        output.open("w") as file,
+        subprocess.Popen(
             [*command, *arguments],
             cwd=ROOT,
             env={**os.environ, **of_command},
             stdout=file,
             stderr=subprocess.STDOUT,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    assert ended.returncode == 0, output.read_text()[-6000:]
+        ) as process,
+    ):
+        try:
+            process.wait(LIMIT_S)
+        except BaseException:
+            process.send_signal(signal.SIGINT)  # its actors end with it
+            raise
+    assert process.returncode == 0, output.read_text()[-6000:]
     steps = map(json.loads, logged.read_text().splitlines())
     return [{name: float(value) for name, value in step["data"].items()} for step in steps]
 

@@ -360,7 +360,7 @@ def test_the_scripted_servers_answer_is_a_forward_pass_of_its_model(tmp_path: Pa
     TOKENIZER.save_pretrained(tmp_path)
     model = tiny_model(TOKENIZER, seed=5)
     model.save_pretrained(tmp_path)
-    server = ScriptedServer(str(tmp_path), 0)
+    server = ScriptedServer(str(tmp_path))
 
     class Direct:
         async def generate(self, request_id: str, **given: Any) -> TokenOutput:
