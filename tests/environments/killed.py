@@ -36,27 +36,31 @@ def kill_once() -> None:
 class KillingShelf(FragileShelf):
     """A shelf whose place ``kill`` kills when `HELD` sessions look at ``hold`` and the places after it are done.
 
-    ``kill:mint,rose`` waits for two submissions of each of the two places.
+    ``kill:mint,rose`` waits for the ends of two sessions of each of the two places.
     """
 
     holding = 0
-    submitted: Counter[str] = Counter()  # noqa: RUF012 # of all sessions
+    ended: Counter[str] = Counter()  # noqa: RUF012 # of all sessions
     changed = asyncio.Condition()
 
     async def step_async(self, action, timeout_s=None, **kwargs):
         async with self.changed:
             KillingShelf.holding += action.path == "hold"
-            self.submitted[self._place] += action.tool == "submit"
             self.changed.notify_all()
             if action.path.startswith("kill:"):
                 places = action.path.removeprefix("kill:").split(",")
                 await self.changed.wait_for(
-                    lambda: self.holding == HELD and all(self.submitted[place] == 2 for place in places)
+                    lambda: self.holding == HELD and all(self.ended[place] == 2 for place in places)
                 )
                 kill_once()
         if action.path == "hold":
             await asyncio.get_running_loop().create_future()
         return await super().step_async(action, timeout_s, **kwargs)
+
+    async def aclose(self):
+        async with self.changed:
+            self.ended[self._place] += 1
+            self.changed.notify_all()
 
 
 class KillingTerminal(TerminalEnvironment):

@@ -187,7 +187,7 @@ def test_a_row_that_cannot_be_read_trains_channel_1_and_is_counted(url: str) -> 
     made = channels(url)
     made.read([good, bad, other], 0)
     kept = [made.of_row(f"a_{n}_0") for n in range(3)]
-    assert [one is not None and len(one.items) for one in kept] == [1, 0, 0]
+    assert [len(one.items) for one in kept] == [1, 0, 0]
     assert metrics(made)["rollouts/unread"] == 2.0
 
 
@@ -195,7 +195,11 @@ def test_lost_rollouts_are_counted_by_reason_and_only_once(url: str) -> None:
     made = channels(url)
     made.count_lost(Counter({"SESSION_LOST": 2}))
     made.count_lost(Counter({"SESSION_LOST": 1, "CALL_DEADLINE": 1}))
+    made.count_failed("workers/lost", 1)
+    made.count_failed("workers/lost", 0)
+    made.count_failed("workers/lost", 1)
     assert made.taken_lost(4) == {
+        "workers/lost": 2.0,
         "episodes/lost": 0.5,
         "episodes/lost/CALL_DEADLINE": 1.0,
         "episodes/lost/SESSION_LOST": 3.0,

@@ -173,7 +173,7 @@ def test_rollout_servers_apart_from_the_trainer_score_and_are_given_its_weights(
     assert len(steps) == 2
     for step in steps:
         learned(step)
-        assert step["sdpo/kept"] == 8.0 and step["loss/sdpo_kl"] > 0
+        assert step["sdpo/kept"] == 4.0 and step["loss/sdpo_kl"] > 0, "4 in each of the step's two batches"
 
 
 def learned(step: dict[str, float]) -> None:

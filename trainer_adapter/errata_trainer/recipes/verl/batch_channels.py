@@ -99,6 +99,7 @@ class BatchChannels:
         watch: Watch over the logged metrics of channel 2.
         state: State of the channels in this process, which is saved with a checkpoint.
         lost: Number of rollouts that were lost since the last step, by reason.
+        failed: Number of batches and workers that were lost, and of groups of one, since the last step, by metric.
         eid: Key of an episode of the last batch to look at; None for none.
 
     Raises:
@@ -149,6 +150,7 @@ class BatchChannels:
             {"watch": self.watch, "check": options.check, "pairs": options.pairs, "hinter": options.hinter}
         )
         self.lost: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
         self.eid: str | None = None
         self._rows: dict[str, RowChannels] = {}
 
@@ -248,15 +250,21 @@ class BatchChannels:
         """Add rollouts that were lost, by reason."""
         self.lost.update(lost)
 
+    def count_failed(self, name: str, number: float) -> None:
+        """Add to the number of batches, workers or groups that failed; a step may have several batches."""
+        self.failed[name] += int(number)
+
     def taken_lost(self, played: int) -> dict[str, float]:
-        """Return the metrics of lost rollouts since the last call.
+        """Return the metrics of what was lost since the last call.
 
         Args:
             played: Number of rollouts that were not lost.
         """
         lost, self.lost = self.lost, Counter()
+        failed, self.failed = self.failed, Counter()
         count = sum(lost.values())
         found = {f"episodes/lost/{reason}": float(number) for reason, number in sorted(lost.items())}
+        found |= {name: float(number) for name, number in failed.items()}
         return {"episodes/lost": count / max(1, count + played), **found}
 
     def acceptance(self) -> dict[str, float]:

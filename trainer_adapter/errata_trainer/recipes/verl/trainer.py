@@ -181,7 +181,7 @@ class ChannelTrainer:
             resubmit=lambda: self._add_batch_to_generate(),  # type: ignore[attr-defined]
             sampled=lambda batch: self.channels.read(self._rows_of(batch), self.global_steps - 1),
             count_lost=lambda lost: self.channels.count_lost(lost),
-            count=lambda name, value: self.channels.metrics.batch(name, value),
+            count=lambda name, value: self.channels.count_failed(name, value),
             batch_rollouts=int(config.data.train_batch_size) * int(config.actor_rollout_ref.rollout.n),
         )
         return buffer
@@ -245,7 +245,7 @@ class ChannelTrainer:
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
         with shaping(self._shaping(nested, data["old_log_probs"])) as shaped:
             batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        self.channels.metrics.batch("groups/of_one", shaped.alone)
+        self.channels.count_failed("groups/of_one", shaped.alone)
         return batch
 
     def _shaping(self, columns: dict[str, Any], old_logprobs: Any) -> Shaping:
