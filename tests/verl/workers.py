@@ -124,6 +124,7 @@ def batch_of(
     sites: Sequence[Sequence[SdpoItem]],
     pairs: Sequence[Sequence[DpoPair]],
     *,
+    played: Sequence[Rollout] | None = None,
     columns: bool = True,
     alpha: float = 0.0,
     beta: float = 0.0,
@@ -135,13 +136,14 @@ def batch_of(
     Args:
         sites: Error sites of each row.
         pairs: Pairs of each row.
+        played: Rollout of each row; those of `CASE` without.
         columns: Whether the batch has the channels' columns and weights.
         alpha: Weight of channel 2.
         beta: Weight of channel 3.
         micro: Rows of a micro-batch.
         **more: Other values of the batch.
     """
-    made = rows()
+    made = rows() if played is None else played
     columns_of = {
         "prompts": [torch.tensor(row.prompt_ids) for row in made],
         "responses": [torch.tensor(row.completion_ids) for row in made],
@@ -149,7 +151,12 @@ def batch_of(
         "position_ids": [torch.arange(len(ids_of(row))) for row in made],
         "response_mask": [torch.tensor(row.mask) for row in made],
         "loss_mask": [torch.tensor([0] * len(row.prompt_ids) + list(row.mask)) for row in made],
-        "old_log_probs": [-6.0 + 0.3 * torch.sin(torch.arange(len(row.mask)) + n) for n, row in enumerate(made)],
+        "old_log_probs": [
+            torch.tensor(row.logprobs)
+            if row.logprobs is not None
+            else -6.0 + 0.3 * torch.sin(torch.arange(len(row.mask)) + n)
+            for n, row in enumerate(made)
+        ],
         "advantages": [torch.cos(torch.arange(len(row.mask)) + n) for n, row in enumerate(made)],
     }
     data: dict[str, Any] = {
