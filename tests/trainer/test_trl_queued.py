@@ -21,10 +21,11 @@ def test_200_queued_submits_all_get_their_verdict(tmp_path: Path) -> None:
     """The last one waits 2 s: twice the step deadline, seven times as long as the trainer waits for other steps."""
     options = ("--step-timeout", "1", "--no-fsync")
     with ServerProcess("tests.server.queueing:ASYNC", tmp_path, *options) as server:
-        factory = environment_factory(server.url, QUEUEING, message_timeout_s=0.3)
+        factory = environment_factory(server.url, QUEUEING)
         students = [factory() for _ in range(200)]
         for student in students:
-            student.reset()
+            student.reset()  # takes what it takes
+            student._runner._session._async._message_timeout = 0.3
         with ThreadPoolExecutor(200) as pool:
             rewards = list(pool.map(lambda student: student.get_reward(), students))
         for student in students:
