@@ -1,4 +1,4 @@
-"""Write tests/golden/verl/: batches of scripted episodes, and the channels' losses that TRL's trainer has for them.
+"""Write tests/golden/verl/: batches of scripted episodes, and TRL's losses of the channels for them.
 
 It needs the environment of `make trainer`. VeRL's tests compute the losses of the same batches, in an environment where
 TRL cannot be.

@@ -75,7 +75,10 @@ CASES = {
         settings={"teacher": "live"},
     ),
     "cut_turn": Case(
-        [ONE_SITE, CUT, NO_SITE, TWO_SITES], pairs=[1, 2, 3], elsewhere=True, length=100,
+        [ONE_SITE, CUT, NO_SITE, TWO_SITES],
+        pairs=[1, 2, 3],
+        elsewhere=True,
+        length=100,
         settings={"teacher": "initial"},
     ),
     "lost": Case(
@@ -131,6 +134,8 @@ class Recorder(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
     gradients: dict[str, torch.Tensor]
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
+        # Not before training has begun: until then a teacher with weights of its own follows the student.
+        with_weights(self.accelerator.unwrap_model(self.model), STUDENT)
         read = self._driver.rollouts
 
         def kept(*given: Any) -> list[Rollout]:
@@ -202,7 +207,6 @@ def record(case: Case, url: str, directory: Path) -> Recorded:
         **given,
     )
     trainer.script = lambda row, turn: case.scripts[row][turn]
-    with_weights(trainer.accelerator.unwrap_model(trainer.model), STUDENT)
     trainer.train()
     (log,) = [log for log in trainer.state.log_history if "loss" in log]
     batch, made = trainer.batch, trainer.rollouts

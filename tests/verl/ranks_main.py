@@ -1,6 +1,7 @@
-"""One rank of VeRL's actor with channels 2 and 3, or the only one: ``python ranks_main.py MODEL OUT``.
+"""One rank of VeRL's actor with channels 2 and 3, or the only one: ``python ranks_main.py MODEL RECORDED OUT``.
 
-Each rank has half of the rows. In one run error sites are in rows of the first half only, and pairs in the second.
+Each rank has half of the rows. In one run error sites are in rows of the first half only, and pairs in the second. One
+batch is recorded with the losses that TRL's trainer had for it; its model is in the directory RECORDED.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["VERL_PLATFORM"] = "cpu"
@@ -20,6 +22,7 @@ from verl.utils import tensordict_utils as tu
 from errata_trainer.recipes.verl.columns import pairs_of, text_of
 from errata_trainer.recipes.verl.options import LossOptions
 from errata_trainer.settings import ChannelSettings
+from tests.verl.recorded import batch_with_channels, begin, load
 from tests.verl.workers import batch_of, pairs, passes, sites, weights_of, worker_of
 
 WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
@@ -28,7 +31,7 @@ WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 def main() -> None:
     """Make the passes of several batches, and train, and save what came of it."""
     torch.set_num_threads(1)
-    model, out = Path(sys.argv[1]), Path(sys.argv[2])
+    model, recorded_model, out = map(Path, sys.argv[1:])
     if WORLD == 1:
         dist.init_process_group(backend="gloo", store=dist.HashStore(), rank=0, world_size=1)
     worker = worker_of(model)
@@ -45,20 +48,24 @@ def main() -> None:
         distilled = [row if n in with_sites else () for n, row in enumerate(sites())]
         for micro in (1, 4):
             data = batch_of(distilled, preferred, alpha=0.5, beta=0.3, micro=micro)
-            here = tu.chunk_tensordict(data, WORLD)[RANK]
-            loss, gradients = passes(worker, here)
-            found[f"{name}-{micro}"] = {
-                "loss": loss,
-                "gradients": gradients,
-                "metrics": worker.take_channel_metrics(),
-            }
+            found[f"{name}-{micro}"] = run(worker, data)
         data = batch_of(distilled, preferred, alpha=0.5, beta=0.3, micro=2, mini_batch_size=8)
         worker.train_mini_batch(tu.chunk_tensordict(data, WORLD)[RANK])
         worker.take_channel_metrics()
     teacher = {name: weight.clone() for name, weight in worker._channels.teacher.model.state_dict().items()}
+    other = worker_of(recorded_model)
+    recorded = load("many_sites")
+    begin(other, recorded)
+    found["recorded"] = run(other, batch_with_channels(recorded, micro=2))
     torch.save({**found, "weights": weights_of(worker), "teacher": teacher}, out / f"{WORLD}-{RANK}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run(worker: Any, data: Any) -> dict[str, Any]:
+    """Return loss, gradient and metrics of this rank's rows of a mini-batch."""
+    loss, gradients = passes(worker, tu.chunk_tensordict(data, WORLD)[RANK])
+    return {"loss": loss, "gradients": gradients, "metrics": worker.take_channel_metrics()}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from errata_trainer.recipes.verl.options import LossOptions
 from errata_trainer.settings import ChannelSettings
 
 from .models import action_logprob, logprobs, moved, student, student_path, with_weights
-from .workers import alone, batch_of, pairs, passes, rows, sites, weights_of, worker_of
+from .workers import alone, batch_of, pairs, passes, rows, sites, slow_inputs, weights_of, worker_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 from recorded_cases import HEADER, ids_of
@@ -89,17 +89,6 @@ def own_dpo(model: Any, asked: Sequence[Sequence[DpoPair]]) -> torch.Tensor:
     return total
 
 
-def slow_inputs(**more: Any) -> dict[str, Any]:
-    """Return the rows as the slow implementation takes them."""
-
-    def padded(asked: list[Sequence[int]]) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in asked], batch_first=True)
-
-    prompts, completions = (padded([getattr(r, name) for r in rows()]) for name in ("prompt_ids", "completion_ids"))
-    masks = {"prompt_mask": (prompts != 0).long(), "completion_mask": (completions != 0).long()}
-    return {"prompt_ids": prompts, "completion_ids": completions, **masks, **more}
-
-
 def expected(
     model: Any, teacher: Any, asked: Sequence[Sequence[SdpoItem]], preferred: Sequence[Sequence[DpoPair]], form: str
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
@@ -136,7 +125,7 @@ def stock(path: Path) -> tuple[float, dict[str, torch.Tensor]]:
 
 def test_the_differentiable_losses_of_this_test_are_the_slow_ones(preferred: list[tuple[DpoPair, ...]]) -> None:
     model, teacher, reference = student(), moved(student(), 0.05, 3), moved(student(), 0.05, 5)
-    asked = slow_inputs(sdpo_items=sites(), dpo_pairs=preferred)
+    asked = slow_inputs(rows(), sdpo_items=sites(), dpo_pairs=preferred)
     sdpo = slow_sdpo(model, asked, TOKENIZER, jsd_beta=0.5, clip=10.0, teacher=teacher)
     with torch.no_grad():
         assert float(own_sdpo(model, teacher, sites())) == pytest.approx(sdpo, rel=1e-9)

@@ -124,7 +124,7 @@ def batch_of(
     sites: Sequence[Sequence[SdpoItem]],
     pairs: Sequence[Sequence[DpoPair]],
     *,
-    played: Sequence[Rollout] | None = None,
+    made: Sequence[Rollout] | None = None,
     columns: bool = True,
     alpha: float = 0.0,
     beta: float = 0.0,
@@ -136,14 +136,14 @@ def batch_of(
     Args:
         sites: Error sites of each row.
         pairs: Pairs of each row.
-        played: Rollout of each row; those of `CASE` without.
+        made: Rollout of each row; None for those of `CASE`.
         columns: Whether the batch has the channels' columns and weights.
         alpha: Weight of channel 2.
         beta: Weight of channel 3.
         micro: Rows of a micro-batch.
         **more: Other values of the batch.
     """
-    made = rows() if played is None else played
+    made = rows() if made is None else made
     columns_of = {
         "prompts": [torch.tensor(row.prompt_ids) for row in made],
         "responses": [torch.tensor(row.completion_ids) for row in made],
@@ -151,12 +151,7 @@ def batch_of(
         "position_ids": [torch.arange(len(ids_of(row))) for row in made],
         "response_mask": [torch.tensor(row.mask) for row in made],
         "loss_mask": [torch.tensor([0] * len(row.prompt_ids) + list(row.mask)) for row in made],
-        "old_log_probs": [
-            torch.tensor(row.logprobs)
-            if row.logprobs is not None
-            else -6.0 + 0.3 * torch.sin(torch.arange(len(row.mask)) + n)
-            for n, row in enumerate(made)
-        ],
+        "old_log_probs": [-6.0 + 0.3 * torch.sin(torch.arange(len(row.mask)) + n) for n, row in enumerate(made)],
         "advantages": [torch.cos(torch.arange(len(row.mask)) + n) for n, row in enumerate(made)],
     }
     data: dict[str, Any] = {
@@ -176,6 +171,17 @@ def batch_of(
         data[OWN_COLUMN] = [str(list(of_row)).lower() for of_row in own]
         values |= {ALPHA: alpha, BETA: beta}
     return tu.get_tensordict(data, values)
+
+
+def slow_inputs(made: Sequence[Rollout], **more: Any) -> dict[str, Any]:
+    """Return rows as the slow implementation takes them."""
+
+    def padded(asked: list[Sequence[int]]) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in asked], batch_first=True)
+
+    prompts, completions = (padded([getattr(row, name) for row in made]) for name in ("prompt_ids", "completion_ids"))
+    masks = {"prompt_mask": (prompts != 0).long(), "completion_mask": (completions != 0).long()}
+    return {"prompt_ids": prompts, "completion_ids": completions, **masks, **more}
 
 
 def passes(worker: Any, data: Any) -> tuple[float, dict[str, torch.Tensor]]:
