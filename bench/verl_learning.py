@@ -149,7 +149,7 @@ def followed(log: Path, say: Callable[[str], None]) -> Iterator[None]:
             for line in lines[seen:]:
                 if line.endswith("\n"):
                     seen += 1
-                    say(told(json.loads(line)))
+                    say(line_of(json.loads(line)))
 
     thread = threading.Thread(target=follow, name="log")
     thread.start()
@@ -160,7 +160,7 @@ def followed(log: Path, say: Callable[[str], None]) -> Iterator[None]:
         thread.join()
 
 
-def told(logged: dict[str, Any]) -> str:
+def line_of(logged: dict[str, Any]) -> str:
     """Return a line about a step of VeRL's log."""
     data = logged["data"]
     parts = [f"{name} {data[key]:.2f}" for name, key in TOLD.items() if key in data]

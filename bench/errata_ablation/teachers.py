@@ -55,7 +55,7 @@ class SimulatedTeachers(PairSource):
 
         Args:
             question: The question.
-            right: Its right answer.
+            right: Right answer to the question.
             values: The answers that there are.
         """
         if question not in self._answers:

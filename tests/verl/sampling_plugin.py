@@ -41,8 +41,8 @@ class Turn:
         ends: Tokens after which it ends.
 
     Attributes:
-        ids: Its tokens.
-        logprobs: Log-probability of each of them at the temperature.
+        ids: Tokens that were sampled so far.
+        logprobs: Log-probability of each of ``ids`` at the temperature.
     """
 
     prompt: Sequence[int]

@@ -66,7 +66,7 @@ def test_three_channels_train_failures_are_counted_and_a_run_is_resumed(
             tmp_path, server.url, cluster, *settings, "trainer.total_training_steps=5"
         )
         printed = (tmp_path / "output.txt").read_text()
-        (tmp_path / "log.jsonl").rename(tmp_path / "uninterrupted.jsonl")  # for whoever looks at a failure
+        (tmp_path / "log.jsonl").rename(tmp_path / "uninterrupted.jsonl")  # the next run writes a new log
         checkpoint = f"trainer.resume_from_path={tmp_path}/checkpoints/global_step_2"
         settings += ["trainer.resume_mode=resume_path", checkpoint, "trainer.total_training_steps=3"]
         (again,) = trained(tmp_path, server.url, cluster, *settings)
