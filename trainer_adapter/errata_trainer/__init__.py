@@ -5,6 +5,7 @@ a trainer.
 
     episodes            the tools of an environment, and episodes that a student plays with them
     rollouts            records of episodes: `Rollout`, and how a trainer's transcript becomes one
+    packing             turns as the samples of a trainer
     hints, teachers     what a failing turn's hint says, and votes at past states
     channels            the losses as functions of tensors
     assembly            the channels on a trainer's batch: sites, pairs, losses, checkpoints (`channel_set`)

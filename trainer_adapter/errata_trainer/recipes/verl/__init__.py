@@ -10,15 +10,18 @@ from .agent_loop import ERRATA, ErrataAgentLoop
 from .dataset import write_dataset
 from .estimator import GRPO_COMPOSER, Shaping, grpo_composer, shaping
 from .options import ChannelOptions, EpisodeOptions
+from .policy_loss import SEGMENT_RATIO, segment_ratio_loss
 
 __all__ = [
     "ERRATA",
     "GRPO_COMPOSER",
+    "SEGMENT_RATIO",
     "ChannelOptions",
     "EpisodeOptions",
     "ErrataAgentLoop",
     "Shaping",
     "grpo_composer",
+    "segment_ratio_loss",
     "shaping",
     "write_dataset",
 ]
