@@ -13,7 +13,9 @@
     lowest, latest   .cache/resolution-NAME: the project's wheel with its direct dependencies in the oldest versions
                      that pyproject.toml allows (requirements/lowest.lock), or with the newest of today
     verl             .cache/resolution-verl: the project's wheel with VeRL, whose transformers is another than TRL's
-    upstream-envs    .cache/upstream-envs: what OpenEnv's own environments import, beside the packages of `dev`
+    upstream-envs    .cache/upstream-envs: what OpenEnv's own environments import, beside the packages of `.cache/venv`
+    cookbook         .cache/cookbook: the Tinker cookbook, beside the packages of `.cache/venv`
+    skyrl            .cache/skyrl: SkyRL's Tinker server and an SDK that it understands; it does not hold the project
     upstream-patches .cache/upstream-patches/dist: the published wheel and sdist of OpenEnv
 
 uv installs, in the version of requirements/uv.lock. An environment in the cache is named after its locks and the Python
@@ -57,7 +59,18 @@ TOOLS = (
     "pytest-xdist",
 )
 LOCKED = ("interop", "swebench", "runner", "mini-swe-agent", "compose")
-NAMES = ("dev", "trainer", *LOCKED, "lowest", "latest", "verl", "upstream-envs", "upstream-patches")
+NAMES = (
+    "dev",
+    "trainer",
+    *LOCKED,
+    "lowest",
+    "latest",
+    "verl",
+    "upstream-envs",
+    "upstream-patches",
+    "cookbook",
+    "skyrl",
+)
 UNUSED_S = 60 * 86_400.0
 UNUSED_LATEST_S = 7 * 86_400.0
 """`latest` changes with every release of a dependency."""
@@ -458,9 +471,17 @@ class Checkout:
 
     def upstream_envs(self) -> None:
         """Make the Python that tests/upstream_envs runs OpenEnv's own environments with."""
-        environment = self.environment("upstream-envs", "requirements/upstream-envs.lock")
+        self._beside("upstream-envs")
+
+    def cookbook(self) -> None:
+        """Make the Python that runs tests/cookbook."""
+        self._beside("cookbook")
+
+    def _beside(self, name: str) -> None:
+        """Make .cache/NAME: what requirements/NAME.lock pins, in an environment that sees .cache/venv too."""
+        environment = self.environment(name, f"requirements/{name}.lock")
         own = self.here / environment.name
-        with held(self.here / "upstream-envs.lock", "upstream-envs"):
+        with held(self.here / f"{name}.lock", name):
             if not (own / ".copied").exists():
                 copy_tree(environment, own)
                 packages = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
@@ -468,7 +489,21 @@ class Checkout:
                 line = f"import site; site.addsitedir({str(seen)!r})\n"
                 (own / packages / "errata-development.pth").write_text(line, encoding="utf-8")
                 (own / ".copied").touch()
-            link(self.here / "upstream-envs", own.name)
+            link(self.here / name, own.name)
+
+    def skyrl(self) -> None:
+        """Link .cache/skyrl: what tests/skyrl starts SkyRL's server and its client with."""
+        lock = self.requirements / "skyrl.lock"
+
+        def make(place: Path) -> None:
+            say(f"installing torch, SkyRL and {len(pins(lock)) - 2} packages (a few minutes, two gigabytes)")
+            self.uv("skyrl", "venv", "--quiet", "--relocatable", "--no-project", "--python", self.python, place)
+            self.install("skyrl", place, self.pip)
+            self._with_torch("skyrl", place, lock)
+
+        self.here.mkdir(exist_ok=True)
+        key = key_of(self.pip, lock.read_text(encoding="utf-8"))
+        link(self.here / "skyrl", self.entry(self.cache / "environments" / f"skyrl-{key}", make))
 
     def upstream_patches(self) -> None:
         """Fetch the wheel and the sdist of OpenEnv that rfcs/upstream/*.patch are for, by the hashes of server.lock."""

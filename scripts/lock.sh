@@ -37,3 +37,10 @@ for pin in check-jsonschema==0.39.0; do echo $pin | compile -o $to/compose-${pin
 "$python" -I scripts/environments.py --tools | grep -v ^packaging== | { cat; echo torch==2.13.0; } |
     "$uv" pip compile --quiet --upgrade --python-version 3.11 --no-annotate --custom-compile-command "$command" --extra verl pyproject.toml - |
     grep -vE '^(nvidia-|cuda-|triton)' | sed 's/^torch==\([0-9.]*\).*/torch==\1/' >.cache/verl.lock.new && mv .cache/verl.lock.new $to/verl.lock
+# SkyRL's Tinker server, an SDK that it understands, and what our protocol imports.
+printf '%s\n' 'skyrl[tinker,jax]==0.3.0' tinker==0.24.1 torch==2.13.0 msgspec rfc8785 |
+    "$uv" pip compile --quiet --upgrade --python-version 3.11 --no-annotate --custom-compile-command "$command" - |
+    grep -vE '^(nvidia-|cuda-|triton)' | sed 's/^torch==\([0-9.]*\).*/torch==\1/' >.cache/skyrl.lock.new && mv .cache/skyrl.lock.new $to/skyrl.lock
+# Without dependencies: the cookbook wants a tml-renderers that is on no index, and imports it for other models only.
+printf '%s\n' tinker-cookbook==0.6.1 blobfile chz cloudpickle lxml pycryptodomex pyrage termcolor tiktoken |
+    compile --upgrade --no-deps -c $to/dev.lock -o $to/cookbook.lock -

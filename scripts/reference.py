@@ -41,6 +41,8 @@ PACKAGES = (
     "errata_trainer.episodes.playing",
     "errata_trainer.episodes.record",
     "errata_trainer.episodes.recorded",
+    "errata_trainer.packing",
+    "errata_trainer.recipes.tinker",
     "errata_trainer.recipes.trl",
     "errata_trainer.tiny",
     "errata_trainer.episodes.tools",
@@ -52,6 +54,7 @@ PACKAGES = (
     "errata_trainer.channels.pairs",
     "errata_trainer.channels.schedules",
     "errata_trainer.channels.sdpo",
+    "errata_trainer.channels.segments",
     "errata_trainer.channels.splicing",
     "errata_trainer.teachers",
     "errata_trainer.teachers.endpoint",
@@ -78,7 +81,11 @@ PACKAGES = (
 )
 NEEDS_TORCH = (
     *(f"errata_trainer.assembly.{name}" for name in ("channel_set", "collator", "driver")),
-    *(f"errata_trainer.channels.{name}" for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo")),
+    *(
+        f"errata_trainer.channels.{name}"
+        for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo", "segments")
+    ),
+    "errata_trainer.recipes.tinker",
     "errata_trainer.recipes.trl",
     "errata_trainer.tiny",
     "errata_trainer.teachers.endpoint",  # stamina, which comes with it

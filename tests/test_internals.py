@@ -408,8 +408,9 @@ def modules() -> Iterator[ModuleType]:
         yield top
         for found in pkgutil.walk_packages(top.__path__, f"{package}."):
             run_elsewhere = ".server.runtime." in found.name or ".tasks." in found.name or ".launcher." in found.name
-            with_verl = found.name.startswith("errata_trainer.recipes.verl")  # tests/verl has its environment
-            if not (run_elsewhere or with_verl) and not found.name.endswith("__main__"):
+            # tests/verl and tests/cookbook have environments of their own
+            apart = found.name.startswith(("errata_trainer.recipes.verl", "errata_trainer.recipes.tinker.env"))
+            if not (run_elsewhere or apart) and not found.name.endswith("__main__"):
                 yield importlib.import_module(found.name)
 
 

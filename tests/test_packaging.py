@@ -377,6 +377,8 @@ COMES_WITH = {
 }
 """Distributions that a declared one always installs, of which it is the interface; and modules that are not installed
 here, where they have another name than their distribution."""
+OF_ITS_USER = {"tinker_cookbook"}
+"""Frameworks that one module is for (`errata_trainer.recipes.tinker.env`) and no extra installs: its user has them."""
 IN_SANDBOXES = ("sandbox/launcher", "terminal_env/server/runtime", "prepare/inside", "server/inside", "/tasks/")
 """Programs that another interpreter runs, by folder: what they import is there, or beside them."""
 
@@ -400,7 +402,7 @@ def test_every_import_of_the_packages_is_declared(distribution: Distribution) ->
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
-            for top in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - own:
+            for top in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - own - OF_ITS_USER:
                 owners = {canonicalize_name(name) for name in distributions.get(top, [top])}
                 if not {COMES_WITH.get(owner, owner) for owner in owners} & declared:
                     missing.add(f"{path.relative_to(ROOT)}: {top}")

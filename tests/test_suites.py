@@ -22,10 +22,10 @@ from .suites.table import ROOT, Suite, load
 COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
 TRAINING = {"training", "ranks", "projects", "learning"}
-VERL = {"verl"}
-ON_THE_SERVER = set(HASHED) - {"upstream-patches", "oracles"}
+VERL, TINKER = {"verl"}, {"cookbook", "skyrl"}
+ON_THE_SERVER = set(HASHED) - {"upstream-patches", "oracles", "skyrl"}
 INSTALLED = {"latest", "wheel"}
-PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage", "browser"}
+PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage", "browser", "cookbook"}
 """Suites that play an environment of `envs/`."""
 
 PACKAGES = {
@@ -96,9 +96,14 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("docker/entrypoint.sh", {"docker", "containers"}, id="shell script of the image"),
         pytest.param("compose.yaml", {"docker"}, id="compose file"),
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
-        pytest.param("requirements/trainer.lock", TRAINING, id="lock of the trainer"),
+        pytest.param("requirements/trainer.lock", {*TRAINING, *TINKER}, id="lock of the trainer"),
         pytest.param("requirements/verl.lock", VERL, id="lock of another trainer"),
-        pytest.param("trainer_adapter/errata_trainer/assembly/driver.py", {*TRAINING, *VERL, *INSTALLED}, id="trainer"),
+        pytest.param("requirements/skyrl.lock", {"skyrl"}, id="lock of another service"),
+        pytest.param(
+            "trainer_adapter/errata_trainer/assembly/driver.py",
+            {*TRAINING, *VERL, *TINKER, *INSTALLED},
+            id="trainer",
+        ),
         pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles"}, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="kit"),
         pytest.param(

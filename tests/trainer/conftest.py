@@ -14,7 +14,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false"
 )
 
-MISSING = [name for name in ("torch", "trl") if importlib.util.find_spec(name) is None]
+MISSING = [name for name in ("torch", "trl", "tinker") if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["test_*.py", "*/test_*.py"] if MISSING else []
 
 if not MISSING:

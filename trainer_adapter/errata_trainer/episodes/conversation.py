@@ -158,7 +158,7 @@ async def converse(
     opening = await runner.reset(task)
     if runner.lost is not None:
         return Conversation([dict(message) for message in prompt])
-    made = Conversation(_with_opening(prompt, opening))
+    made = Conversation(with_opening(prompt, opening))
     made.prompt_ids = list(await student.begin(made.prompt))
     if limits.prompt_tokens is not None and len(made.prompt_ids) > limits.prompt_tokens:
         raise InvalidRequest(
@@ -187,7 +187,7 @@ async def _talk(
         calls = turn.message.get("tool_calls") or ()
         if not is_whole or not calls:
             return "no_call" if is_whole and not turn.cut else "length"
-        results = [await _answer(runner, tools, call) for call in calls]
+        results = [await answer_call(runner, tools, call) for call in calls]
         end = _end(runner, turns, limits)
         if end is not None:
             made.messages += results
@@ -236,7 +236,7 @@ def _hear(made: Conversation, heard: Heard, limits: ConversationLimits) -> bool:
     return True
 
 
-async def _answer(runner: AwaitedRunner, tools: Collection[str], call: Mapping[str, Any]) -> dict[str, Any]:
+async def answer_call(runner: AwaitedRunner, tools: Collection[str], call: Mapping[str, Any]) -> dict[str, Any]:
     """Make a call and return the message that answers it. Errors of the student's are worded as TRL words them."""
     kind = call.get("type", "function")
     if kind != "function":
@@ -271,7 +271,7 @@ def _message(name: Any, text: str) -> dict[str, Any]:
     return {"role": "tool", "name": name, "content": text}
 
 
-def _with_opening(prompt: Sequence[Mapping[str, Any]], opening: str) -> list[dict[str, Any]]:
+def with_opening(prompt: Sequence[Mapping[str, Any]], opening: str) -> list[dict[str, Any]]:
     """Return a prompt with the text of ``reset`` behind its last message, as TRL has it."""
     messages = [dict(message) for message in prompt]
     if not messages:

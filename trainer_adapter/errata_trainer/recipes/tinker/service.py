@@ -1,0 +1,76 @@
+"""Calls of the Tinker SDK under a deadline, with failures as `ServiceError`.
+
+The SDK repeats a request for five minutes before it raises, and waits for a service that hangs for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import httpx
+import tinker
+
+from errata_protocol.errors import ServiceError
+
+
+def check_service(url: str, *, timeout_s: float = 10.0) -> None:
+    """Check that something answers at the address of a service.
+
+    Args:
+        url: Base URL of the service.
+        timeout_s: Longest wait for the connection, and for the answer, in seconds.
+
+    Raises:
+        ServiceError: Nothing answers there in time.
+    """
+    try:
+        httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServiceError(
+            f"no Tinker service answers at {url} ({type(error).__name__}: {error}): start it, or give its base URL"
+        ) from error
+
+
+def answered(calls: Sequence[Callable[[], Any]], *, what: str, deadline_s: float) -> list[Any]:
+    """Make calls of the SDK, wait for what they return, and return it in order.
+
+    All calls are made before the first is waited for, in a thread of their own. After the deadline that thread is left
+    to itself, because the SDK cannot be interrupted.
+
+    Args:
+        calls: Functions that make one call of the SDK each. What they return is waited for if it is a future.
+        what: Words for what is asked, for the message of an error.
+        deadline_s: Longest time for all of them, in seconds.
+
+    Raises:
+        ServiceError: The service refused a request, could not be reached, or did not answer in time.
+    """
+    outcome: Future[list[Any]] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result([_waited_for(one) for one in [call() for call in calls]])
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="errata-tinker", daemon=True).start()
+    try:
+        return outcome.result(timeout=deadline_s)
+    except TimeoutError as error:
+        if outcome.done():  # one of the SDK's own
+            raise ServiceError(f"{what}: the Tinker service did not answer: {error}") from error
+        raise ServiceError(
+            f"{what}: the Tinker service did not answer within deadline_s={deadline_s:g} s; it may still be at work on "
+            "the request, so do not repeat a training step, but go on from a saved state"
+        ) from error
+    except (tinker.TinkerError, httpx.HTTPError, ConnectionError) as error:
+        raise ServiceError(f"{what}: the Tinker service failed: {type(error).__name__}: {error}") from error
+
+
+def _waited_for(returned: Any) -> Any:
+    """Return the result of a future; anything else as it is: some releases of the SDK return results of some calls."""
+    wait = getattr(returned, "result", None)
+    return wait() if callable(wait) else returned
