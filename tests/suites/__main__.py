@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
 from ..slowest_files import SLOWEST
@@ -316,7 +316,10 @@ def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple
         before = Records().flaky()
         # Not in this thread: a signal's handler, which runs in it, would come between a process and the list of those
         # that it has to end.
-        ThreadPoolExecutor(1).submit(run_tiers).result()
+        running = ThreadPoolExecutor(1).submit(run_tiers)
+        while not running.done():  # a signal that comes just before a wait is seen at its end only
+            wait([running], timeout=0.5)
+        running.result()
     except (ValueError, OSError) as error:
         print(f"suites: {error}", file=sys.stderr)
         return 2
