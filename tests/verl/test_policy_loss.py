@@ -85,3 +85,11 @@ def test_ratios_are_bounded_where_they_would_gain(ratio: float, advantage: float
         actor(clip_ratio_low=0.2, clip_ratio_high=0.1),
     )
     assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_ratio_beyond_all_bounds_leaves_no_nan() -> None:
+    old = torch.full((1, 2), -200.0)
+    new = torch.full((1, 2), -0.5, requires_grad=True)
+    loss, _ = get_policy_loss_fn(SEGMENT_RATIO)(old, new, torch.ones(1, 2), torch.ones(1, 2), "token-mean", NARROW)
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.05) and new.grad is not None and torch.isfinite(new.grad).all()

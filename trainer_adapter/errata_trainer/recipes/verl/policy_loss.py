@@ -13,7 +13,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
-from ...channels.segments import runs_of_mask, segment_ratio
+from ...channels.segments import runs_of_mask, segment_mean
 
 SEGMENT_RATIO = "segment_ratio"
 """Name of the loss: ``actor_rollout_ref.actor.policy_loss.loss_mode``."""
@@ -42,7 +42,8 @@ def segment_ratio_loss(
     """
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-    ratio = segment_ratio(log_prob, old_log_prob, runs_of_mask(response_mask))
+    # Held as VeRL holds its own: an infinite ratio would make a gradient of NaN where the bound counts.
+    ratio = segment_mean(log_prob - old_log_prob, runs_of_mask(response_mask)).clamp(-20.0, 20.0).exp()
     unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)
     losses = torch.maximum(unclipped, clipped)
     if rollout_is_weights is not None:
