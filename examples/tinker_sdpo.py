@@ -57,9 +57,8 @@ def main(arguments, steps=10):
     """Train on a service that is named, or on a local one."""
     if arguments:
         url, model = arguments
-        return train(
-            TinkerPolicy.connect(url, model, teacher_every=10_000), AutoTokenizer.from_pretrained(model), steps
-        )
+        with TinkerPolicy.connect(url, model, teacher_every=10_000) as policy:
+            return train(policy, AutoTokenizer.from_pretrained(model), steps)
     os.environ.setdefault("TINKER_TELEMETRY", "0")
     torch.set_num_threads(1)  # the service and the SDK share this process
     tokenizer = tiny_tokenizer(["What is the code? It is blue.", "Correctly solve the original question."])
@@ -67,8 +66,10 @@ def main(arguments, steps=10):
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(8.0 if weight.dim() == 2 else 1.0)  # so that what is said before an answer matters
-    with TinkerService(model) as service:
-        policy = TinkerPolicy.connect(service.url, "tiny", api_key="tml-local", teacher_every=10_000)
+    with (
+        TinkerService(model) as service,
+        TinkerPolicy.connect(service.url, "tiny", api_key="tml-local", teacher_every=10_000) as policy,
+    ):
         return train(policy, tokenizer, steps)
 
 

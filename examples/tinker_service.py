@@ -124,6 +124,10 @@ class TinkerService:
         """Return how many likeliest tokens are sent where ``k`` are asked for; 0 for none."""
         return k
 
+    def moved_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the distributions ``[N, V]`` of a prompt's tokens but the first, of which the likeliest are sent."""
+        return rows
+
     def refused(self, targets: torch.Tensor) -> str | None:
         """Return why targets ``[T]`` or ``[T, K]`` are not trained on; None if they are."""
         return None
@@ -224,7 +228,9 @@ class TinkerService:
         model = self._samplers.get(asked.get("sampling_session_id"), self.base)
         prompt = [token for chunk in asked["prompt"]["chunks"] for token in chunk["tokens"]]
         settings, answer = asked["sampling_params"], pb.SampleResponse()
-        numbers = torch.Generator().manual_seed(int(settings.get("seed") or next(self._numbers)))
+        numbers = torch.Generator().manual_seed(
+            int(next(self._numbers) if settings.get("seed") is None else settings["seed"])
+        )
         with torch.no_grad():
             for _ in range(asked["num_samples"]):
                 answer.sequences.append(_sequence(model, prompt, settings, numbers))
@@ -233,7 +239,7 @@ class TinkerService:
         if asked.get("prompt_logprobs"):
             answer.prompt_logprobs = np.array(self.scored(prompt, own), np.float32).tobytes()
         if k := self.listed(asked.get("topk_prompt_logprobs") or 0):
-            values, ids = full.topk(k, -1)
+            values, ids = self.moved_rows(full).topk(k, -1)
             first_ids, first = np.zeros((1, k), np.int32), np.full((1, k), MASKED, np.float32)
             answer.topk_prompt_logprobs.CopyFrom(
                 pb.TopkLogprobs(

@@ -31,8 +31,8 @@ from errata_trainer.recipes.tinker.env import ErrataEnv, ErrataGroup
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from tests.environments.shelf import SPEC
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from tinker_service import TinkerService
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
+from spoiled_service import TinkerService
 
 TEXTS = [
     '<|im_start|>assistant\n<tool_call>\n{"name": "read", "arguments": {"path": "red"}}\n</tool_call><|im_end|>',
@@ -89,8 +89,11 @@ def policy() -> Iterator[TinkerPolicy]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TINKER_TELEMETRY", "0")
         patched.setenv("TINKER_API_KEY", "tml-test")
-        with TinkerService(tiny_model(TOKENIZER)) as service:
-            yield TinkerPolicy.connect(service.url, "tiny")
+        with (
+            TinkerService(tiny_model(TOKENIZER)) as service,
+            TinkerPolicy.connect(service.url, "tiny") as made,
+        ):
+            yield made
 
 
 def group(server: ServerProcess, **options: Any) -> ErrataGroup:
@@ -177,6 +180,29 @@ async def test_what_the_student_does_wrong_is_told_to_it(server: ServerProcess, 
     assert rollout.reward == 0.0 and env.runner.record.finished
     text = TOKENIZER.decode(rollout.completion_ids)
     assert "Tool fly not found." in text and "read() has no argument" in text
+    assert [step.metrics["errors"] for step in trajectory.transitions] == [1, 1, 1]
+    assert [step.logs["error_kind"] for step in trajectory.transitions] == [
+        "tool_not_found",
+        "invalid_arguments",
+        "path_not_found",
+    ]
+
+
+async def test_a_tool_call_that_cannot_be_read_is_an_error(server: ServerProcess, policy: TinkerPolicy) -> None:
+    class Broken(Scripted):
+        async def __call__(self, model_input: Any, stop: Any, *, max_tokens: int | None = None) -> TokensWithLogprobs:
+            text = '<tool_call>\n{"name": "read", }\n</tool_call><|im_end|>'
+            return TokensWithLogprobs(TOKENIZER.encode(text, add_special_tokens=False), None)
+
+    env = ErrataEnv(SHELF, Connect(server.url, (), 60.0, 0), renderer(), PROMPT, {})
+    trajectory = await run_rollout(Broken(policy), env)
+    [rollout] = env.rollouts(trajectory)
+    await env.close()
+    [step] = trajectory.transitions
+    assert step.episode_done and step.metrics["errors"] == 1 and step.logs["hint_template_key"] == "tool.malformed"
+    [turn] = rollout.turns
+    assert turn.failed is not None and turn.failed.name == ""
+    assert turn.failed.marker is not None and turn.failed.marker.hint_template_key == "tool.malformed"
 
 
 async def test_an_episode_that_a_limit_stops_is_graded(server: ServerProcess, policy: TinkerPolicy) -> None:
@@ -214,7 +240,35 @@ async def test_a_server_that_dies_in_mid_batch_gives_no_reward(tmp_path: Path, p
 
         with pytest.raises(SessionLost, match="has no reward"):
             await do_group_rollout(builder, Killing(policy, WELL))
-        assert builder.rollouts == []
+        with pytest.raises(RuntimeError, match="the cookbook did not ask this object for rewards"):
+            _ = builder.rollouts
+
+
+async def test_a_lost_episode_stays_lost(server: ServerProcess) -> None:
+    env = ErrataEnv(SHELF, Connect(server.url, (), 60.0, 0), renderer(), PROMPT, {})
+    await env.initial_observation()
+    with pytest.raises(SessionLost):
+        await env.step(said(("read", {"path": "broken"}))[0])
+    for _ in range(2):
+        with pytest.raises(SessionLost, match="has no reward"):
+            await env.finish()
+    await env.close()
+
+
+async def test_every_session_is_closed(server: ServerProcess, caplog: pytest.LogCaptureFixture) -> None:
+    builder = group(server)
+    envs = await builder.make_envs()
+    closed = []
+
+    async def failing() -> None:
+        closed.append(len(closed))
+        if len(closed) == 1:
+            raise OSError("gone")
+
+    for env in envs:
+        env.close = failing  # type: ignore[method-assign]
+    await builder.cleanup()
+    assert closed == [0, 1] and "a session could not be closed: OSError: gone" in caplog.text
 
 
 async def test_wrong_options_are_refused(server: ServerProcess) -> None:

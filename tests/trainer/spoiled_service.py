@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,19 @@ from typing import Any
 import torch
 from fastapi import Request, Response
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from tinker_service import TinkerService
+
+def example(name: str) -> Any:
+    """Return a module of `examples/`, also for those that import it. The folder cannot be on the path: it has one with
+    the name of VeRL's package."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "examples" / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+TinkerService: Any = example("tinker_service").TinkerService
 
 
 @dataclass
@@ -24,6 +36,7 @@ class Faults:
         hanging: Requests that are never answered, by the last part of their path.
         refused: Status of requests that are refused, by the last part of their path.
         moved: Places by which log-probabilities of prompts stand too early.
+        lists_moved: Places by which likeliest tokens stand too early.
         has_first: Whether they have an entry for a prompt's first token; SkyRL's have none.
         has_top_k: Whether it returns likeliest tokens.
         has_lists: Whether it trains on several targets at a position.
@@ -32,6 +45,7 @@ class Faults:
     hanging: set[str] = field(default_factory=set)
     refused: dict[str, int] = field(default_factory=dict)
     moved: int = 0
+    lists_moved: int = 0
     has_first: bool = True
     has_top_k: bool = True
     has_lists: bool = True
@@ -58,6 +72,9 @@ class SpoiledService(TinkerService):
 
     def listed(self, k: int) -> int:
         return k if self.faults.has_top_k else 0
+
+    def moved_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.roll(-self.faults.lists_moved, 0)
 
     def refused(self, targets: torch.Tensor) -> str | None:
         return None if targets.ndim == 1 or self.faults.has_lists else "target_tokens has to be of rank 1"

@@ -8,6 +8,7 @@ import math
 import runpy
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from errata_trainer.recipes.tinker import (
 )
 from errata_trainer.recipes.tinker.datums import by_token, of_tokens
 from errata_trainer.recipes.tinker.reprompt import check_extension, ending_of
-from errata_trainer.recipes.tinker.service import check_service
+from errata_trainer.recipes.tinker.service import answered, check_service
 from tests.machine_speed import SLOWDOWN
 
 sys.path.insert(0, str(Path(__file__).parent / "channels"))
@@ -61,15 +62,22 @@ def shared_service() -> Iterator[SpoiledService]:
             yield service
 
 
+OPEN: list[TinkerPolicy] = []
+
+
 @pytest.fixture
-def service(shared_service: SpoiledService) -> SpoiledService:
+def service(shared_service: SpoiledService) -> Iterator[SpoiledService]:
     shared_service.faults = Faults()
     shared_service.calls.clear()
-    return shared_service
+    yield shared_service
+    shared_service.faults = Faults()
+    while OPEN:
+        OPEN.pop().close()
 
 
 def policy_of(service: SpoiledService, **options: Any) -> TinkerPolicy:
-    return TinkerPolicy.connect(service.url, "tiny", **{"deadline_s": 60 * SLOWDOWN, **options})
+    OPEN.append(TinkerPolicy.connect(service.url, "tiny", **{"deadline_s": 60 * SLOWDOWN, **options}))
+    return OPEN[-1]
 
 
 def logprobs(model: Any, ids: Sequence[int]) -> torch.Tensor:
@@ -156,6 +164,9 @@ def test_what_was_lost_is_no_datum_and_counts_for_no_mean(service: SpoiledServic
     assert advantages == [0.5, 0.0, -0.5]
     assert len(datums(rows, advantages=advantages)) == 2
     assert group_advantages(rows, ["a", "b", "b"]) == [0.0, 0.0, 0.0]  # alone in their groups
+    split = [replace(rows[0], eid=eid, reward=reward) for eid, reward in (("x", 1.0), ("x", 1.0), ("y", 0.0))]
+    assert group_advantages(split, ["a", "a", "a"]) == [0.5, 0.5, -0.5]  # an episode in two rollouts counts once
+    assert group_advantages(split[:2], ["a", "a"]) == [0.0, 0.0]
 
 
 def test_a_rollout_without_logprobs_is_refused(service: SpoiledService) -> None:
@@ -167,6 +178,17 @@ def test_a_rollout_without_logprobs_is_refused(service: SpoiledService) -> None:
     with pytest.raises(ValueError, match="turn 0 has 3 targets and 1 log-probabilities"):
         known = sampled(service, rows)
         datums(known, items, advantages=[1.0], teacher_logprobs=[[[-1.0], [-1.0]]])
+    for options, words in (
+        ({"advantages": [[1.0, 2.0]]}, "rollout 0 has 3 turns, and 2 advantages"),
+        ({"advantages": [[1.0] * 9]}, "rollout 0 has 3 turns, and 9 advantages"),
+        ({"advantages": []}, "1 rollouts, and advantages of 0"),
+        ({"advantages": [math.nan]}, "rollout 0 has a log-probability or an advantage that is not finite"),
+        ({"advantages": [1.0], "items": items}, "rollout 0 has 2 error sites, and teacher_logprobs of 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            datums(known, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rollout 0 is lost and has error sites"):
+        divergence_datums([replace(known[0], lost="x")], items, [[torch.zeros(3, 1), torch.zeros(2, 1)]])
 
 
 def some_pairs(service: SpoiledService) -> list[DpoPair]:
@@ -211,6 +233,11 @@ def test_pairs_have_the_loss_and_gradient_of_channel_3(service: SpoiledService, 
 def test_pairs_without_a_reference_are_refused(service: SpoiledService) -> None:
     with pytest.raises(ValueError, match=r"pair 0 has no reference log-probabilities: see TinkerPolicy\.referred"):
         preference_loss(some_pairs(service))
+    empty = [replace(some_pairs(service)[0], chosen_ids=(), ref_chosen=0.0, ref_rejected=0.0)]
+    policy = policy_of(service)
+    for use in (pair_datums, preference_loss, policy.referred):
+        with pytest.raises(ValueError, match="pair 0 has an empty context or action"):
+            use(empty)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -252,6 +279,8 @@ def test_losses_of_other_data_are_refused(service: SpoiledService) -> None:
         divergence_loss([], [])([None], [torch.zeros(1)])
     with pytest.raises(ValueError, match=r"temperature is 2\.0"):
         divergence_loss([], [], divergence=Divergence(temperature=2.0))
+    with pytest.raises(ValueError, match="support is 'student'"):
+        divergence_loss([], [], divergence=Divergence(top_k=3, support="student"))
 
 
 # -- alignment ---------------------------------------------------------------------------------------------------------
@@ -279,9 +308,37 @@ def test_scores_of_other_positions_are_refused(service: SpoiledService, has_firs
     policy = policy_of(service)
     service.faults.has_first, service.faults.moved = has_first, moved
     for ask in (policy.teacher_logprobs, policy.teacher_lists):
-        with pytest.raises(ServiceError, match=r"apart from the log-probabilities with which it sampled them|returned"):
+        with pytest.raises(ServiceError, match=r"from the log-probabilities with which it sampled them|returned"):
             ask(rows, items)
+    with pytest.raises(ServiceError, match=r"from the log-probabilities with which it sampled them|returned"):
+        policy.referred(some_pairs(service))
     assert service.calls["optim_step"] == 0
+
+
+@pytest.mark.parametrize("moved", [1, -1])
+def test_a_teacher_of_its_own_is_checked_too(service: SpoiledService, moved: int) -> None:
+    rows, items = batch(service)
+    with SpoiledService(copy.deepcopy(service.base)) as other, policy_of(other) as theirs:
+        policy = policy_of(service, teacher=theirs.sampling)
+        other.faults.moved = moved
+        with pytest.raises(ServiceError, match=r"from the log-probabilities with which it sampled them|returned"):
+            policy.teacher_logprobs(rows, items)
+        other.faults.moved = 0
+        policy.teacher_logprobs(rows, items)
+        before = other.calls["asample"]
+        policy.teacher_logprobs(rows, items)
+        assert other.calls["asample"] - before == sum(map(len, items))  # it is not probed again
+
+
+@pytest.mark.parametrize("k", [1, 3, 20])
+@pytest.mark.parametrize("moved", [1, 2, -1, -2])
+def test_lists_of_other_positions_are_refused(service: SpoiledService, k: int, moved: int) -> None:
+    rows, items = batch(service)
+    policy = policy_of(service)
+    policy.teacher_lists(rows, items, k=k)
+    service.faults.lists_moved = moved
+    with pytest.raises(ServiceError, match=r"its lists are of other positions\. Nothing was trained"):
+        policy.teacher_lists(rows, items, k=k)
 
 
 def test_a_sampler_of_other_weights_is_refused(service: SpoiledService) -> None:
@@ -315,6 +372,18 @@ def test_a_hung_service_is_given_up_at_the_deadline(service: SpoiledService, nam
         policy.sample([(5, 6)], max_tokens=2)
 
 
+def test_the_session_is_ended_once(service: SpoiledService) -> None:
+    with TinkerPolicy.connect(service.url, "tiny", deadline_s=60 * SLOWDOWN) as policy:
+        given = TinkerPolicy(policy.training)
+        given.close()
+        assert not any("finish" in name for name in service.calls)
+        assert given.sample([(5, 6)], max_tokens=1)
+    assert sum(count for name, count in service.calls.items() if "finish" in name) == 1
+    policy.close()
+    with pytest.raises(ServiceError, match="the Tinker service failed: RuntimeError"):
+        policy.sample([(5, 6)], max_tokens=1)
+
+
 def test_nobody_there_is_said_without_the_sdks_five_minutes() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
@@ -333,6 +402,9 @@ def test_a_refusal_is_an_error_with_the_services_words(service: SpoiledService, 
     with pytest.raises(ServiceError, match=f"the gradients of a step: .*{status}.*refused by the test"):
         policy.step(datums(rows, advantages=[1.0] * len(rows)))
     assert service.calls["optim_step"] == 0
+    service.faults.refused = {}
+    with pytest.raises(ServiceError, match=r"a step before this one failed half-way.*load a saved state"):
+        policy.step(datums(rows, advantages=[1.0] * len(rows)))
     service.faults.refused = {"asample": status}
     with pytest.raises(ServiceError, match=f"log-probabilities: .*{status}"):
         policy.teacher_logprobs(rows, items)
@@ -344,6 +416,8 @@ def test_a_step_of_nothing_and_wrong_options_are_refused(service: SpoiledService
         policy.step([])
     with pytest.raises(ValueError, match="no training client"):
         TinkerPolicy(sampling=policy.sampling).step([])
+    with pytest.raises(ValueError, match="no training client"):
+        TinkerPolicy(sampling=policy.sampling).refresh()
     with pytest.raises(ValueError, match="training client, its sampling client, or both"):
         TinkerPolicy()
     for name in ("deadline_s", "tolerance", "teacher_every"):
@@ -359,6 +433,45 @@ def test_what_a_service_can_is_asked_once(service: SpoiledService) -> None:
     assert service.calls == before
     service.faults = Faults(has_top_k=False, has_lists=False)
     assert policy_of(service).capabilities() == Capabilities(top_k=False, lists=False)
+    failing = policy_of(service)
+    service.faults, failing.deadline_s = Faults(hanging={"asample"}), 0.5
+    with pytest.raises(ServiceError, match="did not answer within"):
+        failing.capabilities()
+    service.faults, failing.deadline_s = Faults(), 60 * SLOWDOWN
+    assert failing.capabilities() == Capabilities(top_k=True, lists=True)  # a failure is no answer
+
+
+def test_a_custom_pass_that_failed_ends_the_training_client(service: SpoiledService) -> None:
+    policy = policy_of(service)
+    pairs = policy.referred(some_pairs(service))
+    with pytest.raises(ValueError, match="Datums for"):
+        policy.step([], custom=[(pair_datums(pairs), preference_loss(pairs[:1]))])
+    with pytest.raises(ServiceError, match="a step before this one failed half-way"):
+        policy.step([], custom=[(pair_datums(pairs), preference_loss(pairs))])
+    with pytest.raises(ServiceError, match="the Tinker service failed: RuntimeError"):
+        TinkerPolicy(policy.training)  # the SDK's client takes nothing more
+
+
+def test_calls_that_were_given_up_are_not_made_later() -> None:
+    blocked, made, before = threading.Event(), [], set(threading.enumerate())
+    with pytest.raises(ServiceError, match="did not answer within"):
+        answered([blocked.wait, lambda: made.append(1)], what="x", deadline_s=0.01)
+    blocked.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert made == []
+
+
+def test_the_metrics_of_all_passes_are_added_up(service: SpoiledService) -> None:
+    rows, _ = batch(service)
+    policy = policy_of(service)
+    pairs = policy.referred(some_pairs(service))
+    custom = [(pair_datums(pairs), preference_loss(pairs, scale=1.0))]
+    alone = policy.step([], custom=custom, learning_rate=1e-9)["loss:sum"]
+    both = policy.step(datums(rows, advantages=[1.0] * len(rows)), custom=custom, learning_rate=1e-9)
+    sampled_tokens = sum(sum(row.mask) for row in rows)
+    assert both["loss:sum"] == pytest.approx(alone - sampled_tokens, rel=1e-3)
+    assert {"dpo/margin", "grad_norm"} <= set(both)
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -391,21 +504,37 @@ def divergence_of(service: SpoiledService, answers: Sequence[Completion], model:
     return sums / count
 
 
-@pytest.mark.parametrize(("form", "left"), [("sampled", 0.9), ("top_k", 0.65)])
-def test_denied_answers_teach(service: SpoiledService, form: Any, left: float) -> None:
+def test_denied_answers_move_the_student_towards_the_teacher(service: SpoiledService) -> None:
+    policy = policy_of(service)
+    session = SdpoSession(policy, render, reprompt=REPROMPT)
+    answers = session.sample(TASK, max_tokens=8, count=8, seed=7)
+    for answer in answers:
+        assert session.record_denial(answer, "41 42 43")
+    items = [[denial.item] for denial in session.denials]
+    teacher = policy.teacher_logprobs([denial.rollout for denial in session.denials], items)
+    metrics = session.train_sdpo(learning_rate=1e-3)
+    assert metrics["sdpo/sites"] == 8 and metrics["sdpo/tokens"] == 64
+    gaps = [
+        t - s for answer, [of] in zip(answers, teacher, strict=True) for t, s in zip(of, answer.logprobs, strict=True)
+    ]
+    assert metrics["sdpo/kl"] == pytest.approx(-sum(gaps) / 64, abs=1e-4)
+    again = policy.score([answer.prompt_ids + answer.ids for answer in answers])  # by the sampler that was refreshed
+    now = [one for row in again for one in row[-8:] if one is not None]
+    before = [one for answer in answers for one in answer.logprobs]
+    assert sum(gap * (new - old) for gap, new, old in zip(gaps, now, before, strict=True)) > 0
+
+
+def test_the_divergence_falls_with_lists(service: SpoiledService) -> None:
     policy = policy_of(service, teacher_every=1000)
-    session = SdpoSession(policy, render, reprompt=REPROMPT, form=form, top_k=20)
-    fixed = session.sample(TASK, max_tokens=8, count=4, seed=7)
+    session = SdpoSession(policy, render, reprompt=REPROMPT, form="top_k", top_k=20)
+    fixed = session.sample(TASK, max_tokens=8, count=8, seed=7)
     before = divergence_of(service, fixed, service.trained[-1])
-    for step in range(8):
-        for answer in session.sample(TASK, max_tokens=8, count=8, seed=100 * step):
+    for step in range(5):
+        for answer in session.sample(TASK, max_tokens=8, count=6, seed=100 * step):
             assert session.record_denial(answer, "41 42 43")
-        metrics = session.train_sdpo(learning_rate=0.01)
-        assert metrics["sdpo/sites"] == 8 and metrics["sdpo/tokens"] == 64
-        assert metrics["sdpo/kl"] > 0 and metrics["grad_norm"] > 0
-    assert session.steps == 8 and not session.denials
-    assert divergence_of(service, fixed, service.trained[-1]) < left * before
-    assert session.sample(TASK, max_tokens=8, seed=7)[0].logprobs != fixed[0].logprobs  # the sampler was refreshed
+        assert session.train_sdpo(learning_rate=0.01)["sdpo/kl"] > 0
+    assert session.steps == 5 and not session.denials
+    assert divergence_of(service, fixed, service.trained[-1]) < 0.85 * before
 
 
 def test_auto_takes_lists_where_the_service_has_them(service: SpoiledService) -> None:
@@ -443,6 +572,9 @@ def test_nothing_said_teaches_nothing(service: SpoiledService) -> None:
     session.reprompt = Reprompt(include_environment_feedback=True)
     assert session.record_denial(answer, "", environment_feedback="41")
     assert session.record_denial(answer, "", solution="42")
+    session.reprompt = Reprompt(remove_thinking_from_demonstration=True)
+    for nothing in ("<think>x</think>", "x</think>\n", " \n"):
+        assert not session.record_denial(answer, "", solution=nothing)
 
 
 def test_answers_are_kept_where_the_service_failed(service: SpoiledService) -> None:
@@ -453,6 +585,29 @@ def test_answers_are_kept_where_the_service_failed(service: SpoiledService) -> N
     with pytest.raises(ServiceError, match="the gradients of a step"):
         session.train_sdpo()
     assert len(session.denials) == 1 and session.steps == 0
+
+
+def test_a_step_whose_refresh_failed_is_made(service: SpoiledService) -> None:
+    session = SdpoSession(policy_of(service), render, reprompt=REPROMPT)
+    [answer] = session.sample(TASK, max_tokens=4, seed=1)
+    session.record_denial(answer, "41 42")
+    service.faults.refused = {"save_weights_for_sampler": 400}
+    with pytest.raises(ServiceError, match="a sampler with the trained weights"):
+        session.train_sdpo()
+    assert not session.denials and session.steps == 1
+    service.faults.refused = {}
+    session.refresh()
+    assert session.policy.version == 1
+
+
+def test_an_answer_from_before_a_refresh_is_refused(service: SpoiledService) -> None:
+    session = SdpoSession(policy_of(service), render, reprompt=REPROMPT)
+    old, denied = session.sample(TASK, max_tokens=4, count=2, seed=1)
+    session.record_denial(denied, "41 42")
+    session.train_sdpo()
+    with pytest.raises(ValueError, match="the student was refreshed since it gave this answer"):
+        session.record_denial(old, "41 42")
+    assert session.record_denial(session.sample(TASK, max_tokens=4)[0], "41 42")
 
 
 def test_the_hybrid_adds_an_advantage(service: SpoiledService) -> None:
@@ -507,7 +662,12 @@ def test_the_three_slots() -> None:
     braces = plain.text("{feedback}{x}", feedback="{prompt} {", solution="{successful_previous_attempt}")
     assert braces.startswith("{feedback}{x}\nCorrect solution:\n\n{successful_previous_attempt}")
     assert "{prompt} {" in braces
-    assert len(replace(plain, max_chars=10).text("x" * 100)) == 10
+    short = replace(plain, max_chars=200).text("x" * 11_000, feedback="Use the other file.", solution="y" * 20)
+    assert len(short) == 200 and "Use the other file." in short and "y" * 20 in short and "xx" in short
+    shorter = replace(plain, max_chars=170).text("x" * 11_000, feedback="Use the other file.", solution="y" * 20)
+    assert len(shorter) == 170 and "Use the other file." in shorter and "x" not in shorter.replace("next", "")
+    with pytest.raises(ValueError, match="the feedback alone makes a message of"):
+        replace(plain, max_chars=100).text("x", feedback="Use the other file.")
     with pytest.raises(ValueError, match=r"template has no slot \{solution\}"):
         Reprompt("{prompt}{feedback}")
 
@@ -523,6 +683,8 @@ def test_the_whole_conversation_is_kept_and_the_last_user_message_is_the_prompt(
     made = Reprompt().messages(messages, feedback="no")
     assert made[:-1] == messages
     assert made[-1]["role"] == "user" and made[-1]["content"].startswith("two\nThe following is feedback")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]}]
+    assert Reprompt().messages(parts, feedback="no")[-1]["content"].startswith("one two\nThe following")
 
 
 def test_solutions_come_from_siblings_that_succeeded() -> None:
@@ -535,6 +697,8 @@ def test_solutions_come_from_siblings_that_succeeded() -> None:
     thought = Reprompt(remove_thinking_from_demonstration=True).text("T", solution="<think>hm\n</think>\n\nDo it.")
     assert "hm" not in thought and "Correct solution:\n\nDo it." in thought
     assert "hm" in Reprompt().text("T", solution="<think>hm</think> Do it.")
+    opened = Reprompt(remove_thinking_from_demonstration=True).text("T", solution="hm\n</think>\n\nDo it.")
+    assert "hm" not in opened and "Do it." in opened
 
 
 def test_the_teachers_prompt_goes_on_from_the_students() -> None:

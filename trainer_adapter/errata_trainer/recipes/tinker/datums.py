@@ -21,24 +21,24 @@ from ...rollouts.rollout import DpoPair, Rollout, SdpoItem
 
 
 def group_advantages(rollouts: Sequence[Rollout], groups: Sequence[Hashable]) -> list[float]:
-    """Return the reward of each rollout minus the mean of its group.
+    """Return the reward of each rollout minus the mean of its group's episodes.
 
     Args:
-        rollouts: Rollouts of a batch.
+        rollouts: Rollouts of a batch. Those with the same ``eid`` are of one episode, which counts once.
         groups: Task of each rollout, as any key: rollouts with equal keys are a group.
 
     Returns:
-        One number for each rollout. Rollouts that are lost or have no reward count for no mean and have 0, as has one
-        that is alone in its group.
+        One number for each rollout. Rollouts that are lost or have no reward count for no mean and have 0, as has an
+        episode that is alone in its group.
     """
-    rewards: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for rollout, group in zip(rollouts, groups, strict=True):
+    rewards: defaultdict[Hashable, dict[Hashable, float]] = defaultdict(dict)
+    for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True)):
         if (reward := _reward(rollout)) is not None:
-            rewards[group].append(reward)
+            rewards[group][row if rollout.eid is None else rollout.eid] = reward
     found = []
     for rollout, group in zip(rollouts, groups, strict=True):
-        reward, others = _reward(rollout), rewards[group]
-        found.append(0.0 if reward is None else reward - sum(others) / len(others))
+        reward, of_group = _reward(rollout), rewards[group].values()
+        found.append(0.0 if reward is None else reward - sum(of_group) / len(of_group))
     return found
 
 
@@ -73,18 +73,27 @@ def datums(
         ``logprobs`` and ``advantages``.
 
     Raises:
-        ValueError: A rollout without log-probabilities; lists of different lengths.
+        ValueError: A rollout without log-probabilities; lists of different lengths; a number that is not finite.
     """
     sites = items if items else [()] * len(rollouts)
     scores = teacher_logprobs if teacher_logprobs else [()] * len(rollouts)
+    for name, given in (("advantages", advantages), ("items", sites), ("teacher_logprobs", scores)):
+        if len(given) != len(rollouts):
+            raise ValueError(f"{len(rollouts)} rollouts, and {name} of {len(given)}")
     made = []
     for row, (rollout, advantage, of_row, found) in enumerate(zip(rollouts, advantages, sites, scores, strict=True)):
         if rollout.lost is not None or not any(rollout.mask):
             continue
+        if len(of_row) != len(found):
+            raise ValueError(f"rollout {row} has {len(of_row)} error sites, and teacher_logprobs of {len(found)}")
         sample = sample_of(rollout)
         if sample.logprobs is None:
             raise ValueError(f"rollout {row} has no log-probabilities, which importance sampling needs")
+        if isinstance(advantage, Sequence) and len(advantage) != len(rollout.turns):
+            raise ValueError(f"rollout {row} has {len(rollout.turns)} turns, and {len(advantage)} advantages")
         at_tokens = _at_tokens(sample, advantage)[1:]
+        if not all(map(math.isfinite, (*sample.logprobs, *at_tokens))):
+            raise ValueError(f"rollout {row} has a log-probability or an advantage that is not finite")
         for item, teacher in zip(of_row, found, strict=True):
             for place, added in zip(
                 item.student_positions, _channel_2(sample, item, teacher, alpha_sdpo, clip), strict=True
@@ -111,7 +120,11 @@ def pair_datums(pairs: Sequence[DpoPair]) -> list[types.Datum]:
 
     Returns:
         Two Datums for each pair, with ``target_tokens`` and, as ``weights``, 1 at the tokens of the action.
+
+    Raises:
+        ValueError: A pair has an empty context or action.
     """
+    check_pairs(pairs)
     return [
         types.Datum(
             model_input=types.ModelInput.from_ints([*pair.context_ids, *action][:-1]),
@@ -123,6 +136,17 @@ def pair_datums(pairs: Sequence[DpoPair]) -> list[types.Datum]:
         for pair in pairs
         for action in (pair.chosen_ids, pair.rejected_ids)
     ]
+
+
+def check_pairs(pairs: Sequence[DpoPair]) -> None:
+    """Check that pairs have something to compare, and a state to compare it at.
+
+    Raises:
+        ValueError: A pair has an empty context or action.
+    """
+    for number, pair in enumerate(pairs):
+        if not (pair.context_ids and pair.chosen_ids and pair.rejected_ids):
+            raise ValueError(f"pair {number} has an empty context or action")
 
 
 def divergence_datums(
@@ -138,9 +162,14 @@ def divergence_datums(
     Returns:
         One Datum for each item, its row cut behind the last target, with ``target_tokens`` [T, K], 0 at other places,
         and ``weights`` [T, K], the item's weight at the targets and 0 at other places.
+
+    Raises:
+        ValueError: A rollout with error sites is lost.
     """
     made = []
-    for rollout, of_row, lists in zip(rollouts, items, ids, strict=True):
+    for row_number, (rollout, of_row, lists) in enumerate(zip(rollouts, items, ids, strict=True)):
+        if of_row and rollout.lost is not None:
+            raise ValueError(f"rollout {row_number} is lost and has error sites: nothing of it is trained on")
         row = rollout.prompt_ids + rollout.completion_ids
         for item, listed in zip(of_row, lists, strict=True):
             length = max(item.student_positions) + 1

@@ -8,6 +8,7 @@ that does not help; ``FailFast`` ends the run.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +18,23 @@ import tinker
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, StepResult, Trajectory
 
 from errata_protocol.errors import SessionLost
+from errata_protocol.markers import HINT_TEMPLATE_KEYS, ErrorKind
 
 from ...episodes.awaited import AwaitedRunner
 from ...episodes.conversation import answer_call, with_opening
+from ...episodes.record import Played
 from ...episodes.served import Connect, chosen_tools, served_environment
 from ...episodes.tools import PlayedEnvironment
 from ...packing import NOT_SAMPLED, SampledTurn, pack
 from ...rollouts.deliveries import Delivery
 from ...rollouts.rollout import Rollout
-from ...rollouts.transcript import build_rollout, trainer_error
+from ...rollouts.transcript import MALFORMED_KEY, build_rollout, trainer_error
+from .reprompt import text_of
+
+log = logging.getLogger("errata.trainer")
+
+_UNREAD = "<unread tool call>"
+"""Text that stands in a turn's message for a tool call that the renderer could not read."""
 
 
 @dataclass(slots=True)
@@ -66,6 +75,10 @@ class ErrataEnv(Env):  # type: ignore[misc]
 
     Attributes:
         runner: Runner that plays the episode.
+
+    Raises:
+        ValueError: A limit is out of its range.
+        InvalidRequest: The environment has no such tool.
     """
 
     def __init__(
@@ -105,11 +118,12 @@ class ErrataEnv(Env):  # type: ignore[misc]
         Raises:
             SessionLost: The episode was lost by an infrastructure failure or a deadline.
             InvalidRequest: The environment does not take the task.
+            CapacityReached: The server has no room for the session.
         """
         opening = await self.runner.reset(self._task)
         self._refuse_lost()
         messages = with_opening(self._prompt, opening)
-        system = "".join(str(one["content"]) for one in messages if one["role"] == "system")
+        system = "".join(text_of(one["content"]) for one in messages if one["role"] == "system")
         described = self._renderer.create_conversation_prefix_with_tools(self.tools, system)
         self._messages = [*described, *(one for one in messages if one["role"] != "system")]
         return self._observation(), self._renderer.get_stop_sequences()
@@ -127,11 +141,16 @@ class ErrataEnv(Env):  # type: ignore[misc]
         message, _ = self._renderer.parse_response(list(action))
         cut = (extra or {}).get("stop_reason") == "length"
         asked = [] if cut else [_plain_call(one) for one in message.get("tool_calls") or ()]
+        unread = 0 if cut else len(message.get("unparsed_tool_calls") or ())
         before = len(self.runner.played)
         results = [await answer_call(self.runner, self._tools, call) for call in asked]
         self._refuse_lost()
         played = self.runner.played[before:]
-        plain = {"role": "assistant", "content": _text(message), **({"tool_calls": asked} if asked else {})}
+        plain = {
+            "role": "assistant",
+            "content": text_of(message.get("content")) + _UNREAD * unread,
+            **({"tool_calls": asked} if asked else {}),
+        }
         self._heard.append(
             _Heard(self._prompt_ids, tuple(action), [plain, *results], tuple(self.runner.deliveries())[before:], cut)
         )
@@ -140,21 +159,15 @@ class ErrataEnv(Env):  # type: ignore[misc]
         at_end = self._max_turns is not None and len(self._heard) >= self._max_turns
         done = self.runner.done or not asked or at_end
         reward = await self.finish() if done else 0.0
-        failed = [one for one in played if one.marker is not None and one.marker.severity != "warning"]
-        marker = failed[0].marker if failed else None
-        refused = sum(trainer_error(one["content"]) is not None for one in results)
-        errors = refused + sum(one.t is not None for one in failed)
+        errors = _errors(played, results, self._tools) + [(ErrorKind.INVALID_ARGUMENTS.value, MALFORMED_KEY)] * unread
+        kind, key = errors[0] if errors else ("", "")
         return StepResult(
             reward=reward,
             episode_done=done,
             next_observation=tinker.ModelInput.empty() if done else self._observation(),
             next_stop_condition=self._renderer.get_stop_sequences(),
-            metrics={"calls": len(asked), "errors": errors},
-            logs={
-                "eid": self.runner.eid or "",
-                "error_kind": marker.error_kind if marker else "",
-                "hint_template_key": (marker.hint_template_key or "") if marker else "",
-            },
+            metrics={"calls": len(asked) + unread, "errors": len(errors)},
+            logs={"eid": self.runner.eid or "", "error_kind": kind, "hint_template_key": key},
         )
 
     async def finish(self) -> float:
@@ -164,6 +177,7 @@ class ErrataEnv(Env):  # type: ignore[misc]
         Raises:
             SessionLost: The episode was lost. It has no reward.
         """
+        self._refuse_lost()
         if self.runner.record.finished:
             return 0.0
         found = await self.runner.finish()
@@ -201,6 +215,7 @@ class ErrataEnv(Env):  # type: ignore[misc]
                     reward=self.runner.record.reward() if self.runner.record.finished else None,
                     logprobs=None if sample.logprobs is None else sample.logprobs[first:],
                     truncated=heard[-1].cut,
+                    opening=_UNREAD,
                     lost=self.runner.lost,
                     task=self._task,
                 )
@@ -242,9 +257,6 @@ class ErrataGroup(EnvGroupBuilder):  # type: ignore[misc]
         headers: Headers of each request, e.g. ``{"Authorization": "Bearer TOKEN"}``.
         message_timeout_s: Longest wait for an answer in seconds, reconnects included.
         retries: Most times that a request is sent again after a failure that the server rolled back.
-
-    Attributes:
-        rollouts: Rollouts of each episode, with log-probabilities, once the cookbook has asked for the group's rewards.
     """
 
     url: str
@@ -260,12 +272,28 @@ class ErrataGroup(EnvGroupBuilder):  # type: ignore[misc]
     headers: Mapping[str, str] | None = None
     message_timeout_s: float = 1000.0
     retries: int = 2
-    rollouts: list[list[Rollout]] = field(default_factory=list, init=False)
+    _rollouts: list[list[Rollout]] | None = field(default=None, init=False, repr=False)
     _made: list[ErrataEnv] = field(default_factory=list, init=False, repr=False)
+    _renderer: Any = field(default=None, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the group without the episodes that it has made."""
-        return {**self.__dict__, "_made": []}
+        """Return the group without what it has made."""
+        return {**self.__dict__, "_made": [], "_renderer": None}
+
+    @property
+    def rollouts(self) -> list[list[Rollout]]:
+        """Rollouts of each episode, with log-probabilities.
+
+        Raises:
+            RuntimeError: The cookbook has not asked this object for the group's rewards: the group was not played, or
+                in another process (``set_rollout_executor``), or is not graded because all of it ran out of time.
+        """
+        if self._rollouts is None:
+            raise RuntimeError(
+                "the group has no rollouts: the cookbook did not ask this object for rewards. It was not played, was "
+                "played in another process, or was not graded"
+            )
+        return self._rollouts
 
     async def make_envs(self) -> Sequence[Env]:
         """Return new episodes, not yet begun; ``RetryOnFailure`` calls it again for others.
@@ -277,12 +305,13 @@ class ErrataGroup(EnvGroupBuilder):  # type: ignore[misc]
         environment = await asyncio.to_thread(served_environment, self.url, self.env, headers=self.headers)
         pairs = tuple(sorted((self.headers or {}).items()))
         connect = Connect(self.url, pairs, self.message_timeout_s, self.retries)
-        renderer = self.renderer()
+        if self._renderer is None:
+            self._renderer = await asyncio.to_thread(self.renderer)
         made = [
             ErrataEnv(
                 environment,
                 connect,
-                renderer,
+                self._renderer,
                 self.prompt,
                 self.task,
                 tools=self.tools,
@@ -307,15 +336,16 @@ class ErrataGroup(EnvGroupBuilder):  # type: ignore[misc]
         Raises:
             SessionLost: Such an episode was lost when it was finished.
         """
-        left = [await env.finish() for env in env_group]
-        self.rollouts = [env.rollouts(trajectory) for env, trajectory in zip(env_group, trajectory_group, strict=True)]
+        left = await asyncio.gather(*(env.finish() for env in env_group))
+        self._rollouts = [env.rollouts(trajectory) for env, trajectory in zip(env_group, trajectory_group, strict=True)]
         return [(reward, {}) for reward in left]
 
     async def cleanup(self) -> None:
         """Close the sessions of all episodes that it has made."""
         made, self._made = self._made, []
-        for env in made:
-            await env.close()
+        for outcome in await asyncio.gather(*(env.close() for env in made), return_exceptions=True):
+            if isinstance(outcome, Exception):
+                log.warning("a session could not be closed: %s: %s", type(outcome).__name__, outcome)
 
     def logging_tags(self) -> list[str]:
         """Return the name of the environment, under which the cookbook logs metrics."""
@@ -334,12 +364,20 @@ def _plain_call(call: Any) -> dict[str, Any]:
     }
 
 
-def _text(message: Mapping[str, Any]) -> str:
-    """Return the text of a message; of content in parts, the text and thinking of the parts."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(str(part.get("text") or part.get("thinking") or "") for part in content)
+def _errors(
+    played: Sequence[Played], results: Sequence[Mapping[str, Any]], tools: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return error kind and hint template key of a turn's calls that failed, those that were not made first."""
+    found = []
+    for result in results:
+        if trainer_error(result["content"]) is not None:
+            known = result.get("name") in tools
+            kind = ErrorKind.INVALID_ARGUMENTS if known else ErrorKind.TOOL_NOT_FOUND
+            found.append((kind.value, HINT_TEMPLATE_KEYS[kind]))
+    for one in played:
+        if one.t is not None and one.marker is not None and one.marker.severity != "warning":
+            found.append((one.marker.error_kind, one.marker.hint_template_key or ""))
+    return found
 
 
 def _logprobs(transition: Any) -> tuple[float, ...] | None:

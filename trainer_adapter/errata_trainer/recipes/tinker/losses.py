@@ -16,6 +16,7 @@ from ...channels.dpo import LossType, chosen_nll, dpo_losses, dpo_metrics
 from ...channels.sampled import PADDING
 from ...channels.sdpo import Divergence, compare_lists
 from ...rollouts.rollout import DpoPair, SdpoItem
+from .datums import check_pairs
 
 CustomLoss = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
 """Function that ``forward_backward_custom`` takes."""
@@ -39,8 +40,9 @@ def preference_loss(
         scale: Factor of the sum over pairs, e.g. beta_replay over the number of pairs; None is one over their number.
 
     Raises:
-        ValueError: A pair has no reference log-probabilities.
+        ValueError: A pair has no reference log-probabilities, or an empty context or action.
     """
+    check_pairs(pairs)
     for number, pair in enumerate(pairs):
         if pair.ref_chosen is None or pair.ref_rejected is None:
             raise ValueError(f"pair {number} has no reference log-probabilities: see TinkerPolicy.referred")
@@ -93,11 +95,14 @@ def divergence_loss(
         scale: Factor of the sum over targets, e.g. alpha_sdpo over their number; None is one over their number.
 
     Raises:
-        ValueError: The divergence has a temperature: a service returns log-probabilities at temperature 1.
+        ValueError: The divergence has a temperature, or the support ``student``: a service returns the teacher's lists,
+            at temperature 1.
     """
     compared = divergence or Divergence(top_k=max((ids.shape[-1] for ids, _ in teacher), default=1), tail=True)
     if compared.temperature != 1.0:
         raise ValueError(f"temperature is {compared.temperature}: a service's log-probabilities are at temperature 1")
+    if compared.support != "teacher":
+        raise ValueError(f"support is {compared.support!r}: the lists are the teacher's likeliest tokens")
     targets = sum(len(item.target_ids) for item in items)
     factor = 1 / max(1, targets) if scale is None else scale
 

@@ -1,7 +1,7 @@
 """`TinkerPolicy`: a student on a Tinker service: it samples, is scored, is trained, and its sampler is refreshed.
 
 Every call has a deadline, and an answer that does not fit is a `ServiceError`, never a zero. Do not fork a process
-after one is made: the SDK has a thread of its own.
+after one is made: the SDK has threads of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from types import TracebackType
+from typing import Any, Literal, Self
 
 import tinker
 import torch
@@ -21,11 +22,14 @@ from errata_protocol.errors import ServiceError
 
 from ...channels.sampled import top_k_lists
 from ...rollouts.rollout import DpoPair, Rollout, SdpoItem
-from .datums import by_token, of_tokens
+from .datums import by_token, check_pairs, of_tokens
 from .losses import CustomLoss
-from .service import answered, check_service
+from .service import answered, check_service, is_refusal
 
 log = logging.getLogger("errata.trainer")
+
+_PROBED = 8
+"""Tokens that a sampling client is probed with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class Capabilities:
 
 
 class TinkerPolicy:
-    """A student on a Tinker service, and the teacher that it is compared with.
+    """A student on a Tinker service, and the teacher that it is compared with. Close it at the end, or use it in
+    ``with``: the SDK's client says every few seconds that it is there.
 
     Args:
         training: The SDK's ``TrainingClient``; None for a policy that is not trained.
@@ -69,6 +74,9 @@ class TinkerPolicy:
         tolerance: Largest mean difference between the log-probabilities with which the student's tokens were sampled
             and those with which the service scores them, in nats. It has to be above the difference between the
             service's numerics of both, and below what tokens moved by one would have.
+
+    Attributes:
+        version: Number of refreshes.
 
     Raises:
         ValueError: There is neither ``training`` nor ``sampling``, or a number is out of its range.
@@ -93,8 +101,11 @@ class TinkerPolicy:
             if not value > 0:
                 raise ValueError(f"{name} is {value}: give more than 0")
         self.training, self.deadline_s, self.tolerance = training, deadline_s, tolerance
-        self._teacher_every, self._follows, self._refreshes = teacher_every, teacher is None, 0
+        self._teacher_every, self._follows, self.version = teacher_every, teacher is None, 0
         self._capabilities: Capabilities | None = None
+        self._service: Any = None
+        self._is_half_done = False
+        self._checked: Any = None  # the last sampling client, beside the student's, whose scores were those it sampled
         self.sampling = self._sampler() if sampling is None else sampling
         self.teacher = self.sampling if teacher is None else teacher
 
@@ -124,13 +135,40 @@ class TinkerPolicy:
         """
         check_service(url, timeout_s=connect_s)
         deadline_s = options.get("deadline_s", 600.0)
+        begun: list[Any] = []
 
         def made() -> Any:
-            service = tinker.ServiceClient(base_url=url, **({"api_key": api_key} if api_key else {}))
-            return service.create_lora_training_client(base_model=model, rank=rank)
+            begun.append(tinker.ServiceClient(base_url=url, **({"api_key": api_key} if api_key else {})))
+            return begun[0].create_lora_training_client(base_model=model, rank=rank)
 
-        [training] = answered([made], what=f"an adapter on {model}", deadline_s=deadline_s)
-        return cls(training, **options)
+        try:
+            [training] = answered([made], what=f"an adapter on {model}", deadline_s=deadline_s)
+            policy = cls(training, **options)
+        except BaseException:
+            _end(begun, "errored", deadline_s)
+            raise
+        policy._service = begun[0]
+        return policy
+
+    def __enter__(self) -> Self:
+        """Return the policy."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the policy."""
+        self.close("success" if error is None else "errored")
+
+    def close(self, status: Literal["success", "errored", "interrupted"] = "success") -> None:
+        """End the session that `connect` began; clients that were given are left to whoever made them.
+
+        Args:
+            status: Word for how the run ended, which the service is told.
+        """
+        service, self._service = self._service, None
+        if service is not None:
+            _end([service], status, self.deadline_s)
 
     def sample(
         self,
@@ -191,7 +229,7 @@ class TinkerPolicy:
 
         The student's own row of each rollout with sites is scored too, and has to have the log-probabilities with which
         it was sampled: that finds a service that counts positions otherwise, and a sampler of other weights. So call it
-        before `refresh`.
+        before `refresh`. A teacher with a sampling client of its own samples some tokens, and scores them.
 
         Args:
             rollouts: Rollouts of a batch.
@@ -199,8 +237,9 @@ class TinkerPolicy:
 
         Raises:
             ServiceError: The service failed, or what it scores is not what it sampled. Then train nothing on it.
+            ValueError: A rollout with error sites has no log-probabilities.
         """
-        self._check([rollout for rollout, of_row in zip(rollouts, items, strict=True) if of_row])
+        self._check(rollouts, items)
         flat = [item for of_row in items for item in of_row]
         found = iter(self._scores([item.teacher_ids for item in flat], self.teacher))
         return [[of_tokens(item.teacher_ids, next(found), item.teacher_positions) for item in row] for row in items]
@@ -220,23 +259,28 @@ class TinkerPolicy:
 
         Raises:
             ServiceError: The service failed, what it scores is not what it sampled, or it returns no such lists.
+            ValueError: A rollout with error sites has no log-probabilities.
         """
-        self._check([rollout for rollout, of_row in zip(rollouts, items, strict=True) if of_row])
+        self._check(rollouts, items)
         flat = [item for of_row in items for item in of_row]
         calls = [_top_k_call(self.teacher, item.teacher_ids, k) for item in flat]
         answers = iter(answered(calls, what=f"the teacher's {k} likeliest tokens", deadline_s=self.deadline_s))
         return [[_lists(item, next(answers), k, self.tolerance) for item in of_row] for of_row in items]
 
     def referred(self, pairs: Sequence[DpoPair], *, sampler: Any = None) -> list[DpoPair]:
-        """Return pairs with the log-probabilities of the reference.
+        """Return pairs with the log-probabilities of the reference, which samples some tokens first, and scores them.
 
         Args:
             pairs: Pairs of channel 3.
             sampler: The SDK's ``SamplingClient`` of the reference; default: the student's, as it is now.
 
         Raises:
-            ServiceError: The service failed.
+            ServiceError: The service failed, or what it scores is not what it sampled.
+            ValueError: A pair has an empty context or action.
         """
+        check_pairs(pairs)
+        if pairs:
+            self._probe(self.sampling if sampler is None else sampler, pairs[0].context_ids)
         rows = [(pair, action) for pair in pairs for action in (pair.chosen_ids, pair.rejected_ids)]
         found = self._scores(
             [pair.context_ids + action for pair, action in rows], self.sampling if sampler is None else sampler
@@ -254,10 +298,9 @@ class TinkerPolicy:
         """Return what the service can do; it is asked once.
 
         Raises:
-            ServiceError: The service does not answer at all.
+            ServiceError: The service failed, and said neither yes nor no.
         """
         if self._capabilities is None:
-            self.score([(0, 0)])  # so that an answer of no to the others says something about them
             self._capabilities = Capabilities(top_k=self._has_top_k(), lists=self._has_lists())
         return self._capabilities
 
@@ -274,8 +317,8 @@ class TinkerPolicy:
         """Make one optimizer step on the sum of the losses, and return the service's metrics and those of the losses.
 
         The optimizer's step is sent after all gradients are there: one that failed leaves no half of a step behind in
-        the weights. Gradients that the service has computed by then stay with it, and it adds the next ones: go on from
-        a saved state.
+        the weights. Gradients that the service has computed by then stay with it, and would be added to the next ones:
+        after a failure this policy makes no further step. Go on from a saved state, with another training client.
 
         Args:
             data: Datums of ``loss_fn``, as `datums` returns them; empty for none.
@@ -286,11 +329,16 @@ class TinkerPolicy:
             adam: The SDK's ``AdamParams``; None for those of ``learning_rate``, with the SDK's defaults.
 
         Raises:
-            ValueError: There is nothing to train on, or no training client.
-            ServiceError: The service failed.
+            ValueError: There is nothing to train on, or no training client; or a loss refuses its Datums.
+            ServiceError: The service failed, or a step before did.
         """
         if self.training is None:
             raise ValueError("this policy has no training client")
+        if self._is_half_done:
+            raise ServiceError(
+                "a step before this one failed half-way, and its gradients may still be with the service: load a saved "
+                "state, and make a policy with that training client"
+            )
         terms = [(own, loss) for own, loss in custom if own]
         if not data and not terms:
             raise ValueError("there is nothing to train on: no Datum")
@@ -298,15 +346,17 @@ class TinkerPolicy:
         if data:
             calls.append(lambda: self.training.forward_backward(list(data), loss_fn, loss_fn_config))
         calls += [partial(self.training.forward_backward_custom, list(own), loss) for own, loss in terms]
+        self._is_half_done = True
         passes = answered(calls, what="the gradients of a step", deadline_s=self.deadline_s)
         params = types.AdamParams(learning_rate=learning_rate) if adam is None else adam
         [stepped] = answered(
             [lambda: self.training.optim_step(params)], what="the optimizer's step", deadline_s=self.deadline_s
         )
+        self._is_half_done = False
         metrics: dict[str, float] = {}
-        for index, one in enumerate(passes):
-            names = dict(one.metrics)
-            metrics |= names if data and index == 0 else {k: v for k, v in names.items() if ":" not in k}
+        for one in passes:
+            total = metrics.get("loss:sum", 0.0) + one.metrics.get("loss:sum", 0.0)
+            metrics |= {**one.metrics, "loss:sum": total}
         return {**metrics, **dict(stepped.metrics or {})}
 
     def refresh(self) -> None:
@@ -314,10 +364,13 @@ class TinkerPolicy:
 
         Raises:
             ServiceError: The service failed.
+            ValueError: There is no training client.
         """
+        if self.training is None:
+            raise ValueError("this policy has no training client")
         self.sampling = self._sampler()
-        self._refreshes += 1
-        if self._follows and self._refreshes % self._teacher_every == 0:
+        self.version += 1
+        if self._follows and self.version % self._teacher_every == 0:
             self.teacher = self.sampling
 
     def _sampler(self) -> Any:
@@ -332,29 +385,52 @@ class TinkerPolicy:
         calls = [partial(sampler.compute_logprobs, types.ModelInput.from_ints(list(row))) for row in rows]
         return answered(calls, what="log-probabilities", deadline_s=self.deadline_s)
 
-    def _check(self, rollouts: Sequence[Rollout]) -> None:
-        """Raise ServiceError unless rollouts are scored as they were sampled."""
-        rows = [rollout.prompt_ids + rollout.completion_ids for rollout in rollouts]
-        for rollout, row, found in zip(rollouts, rows, self._scores(rows, self.sampling), strict=True):
+    def _check(self, rollouts: Sequence[Rollout], items: Sequence[Sequence[SdpoItem]]) -> None:
+        """Raise ServiceError unless rollouts with error sites are scored as they were sampled, by the student and, on
+        tokens of its own, by the teacher."""
+        checked = [rollout for rollout, of_row in zip(rollouts, items, strict=True) if of_row]
+        rows = [rollout.prompt_ids + rollout.completion_ids for rollout in checked]
+        for rollout, row, found in zip(checked, rows, self._scores(rows, self.sampling), strict=True):
             if rollout.logprobs is None:
                 raise ValueError("a rollout has no log-probabilities of its sampling, so its scores cannot be checked")
             sampled = [place for place, one in enumerate(rollout.mask) if one]
             scored = of_tokens(row, found, [len(rollout.prompt_ids) + place - 1 for place in sampled])
-            apart = [abs(one - rollout.logprobs[place]) for one, place in zip(scored, sampled, strict=True)]
-            mean = sum(apart) / max(1, len(apart))
-            if not mean <= self.tolerance:
-                raise ServiceError(
-                    f"the service scores the student's own tokens {mean:.3g} nats (mean, at most {max(apart):.3g}) "
-                    "apart from the log-probabilities with which it sampled them, and "
-                    f"tolerance={self.tolerance:g}: it counts positions otherwise, or the sampler has other weights "
-                    "than the one that sampled (score before refresh), or the temperature was not 1. Nothing was "
-                    "trained"
-                )
+            self._compare(scored, [rollout.logprobs[place] for place in sampled])
+        if checked and self.teacher is not self.sampling:
+            self._probe(self.teacher, checked[0].prompt_ids)
+
+    def _probe(self, sampler: Any, prompt: Sequence[int]) -> None:
+        """Raise ServiceError unless a sampling client scores what it samples as it samples it. A client that did is not
+        asked again."""
+        if sampler is self._checked:
+            return
+        settings = types.SamplingParams(max_tokens=_PROBED, temperature=1.0)
+        ask = partial(sampler.sample, types.ModelInput.from_ints(list(prompt)), 1, settings)
+        [answer] = answered([ask], what="a probe", deadline_s=self.deadline_s)
+        told = _sampled(answer.sequences[0])
+        row = (*prompt, *told.ids)
+        [found] = self._scores([row], sampler)
+        self._compare(of_tokens(row, found, _behind(prompt, told.ids)), told.logprobs)
+        self._checked = sampler
+
+    def _compare(self, scored: Sequence[float], sampled: Sequence[float]) -> None:
+        """Raise ServiceError unless scores are the log-probabilities with which the tokens were sampled."""
+        apart = [abs(one - other) for one, other in zip(scored, sampled, strict=True)]
+        mean = sum(apart) / max(1, len(apart))
+        if not mean <= self.tolerance:
+            raise ServiceError(
+                f"the service scores its own samples {mean:.3g} nats (mean, at most {max(apart):.3g}) apart from the "
+                f"log-probabilities with which it sampled them, and tolerance={self.tolerance:g}: it counts positions "
+                "otherwise, or the sampler has other weights than the one that sampled (score before refresh), or the "
+                "temperature was not 1. Nothing was trained"
+            )
 
     def _has_top_k(self) -> bool:
         try:
             [answer] = answered([_top_k_call(self.sampling, (0, 0), 2)], what="a probe", deadline_s=self.deadline_s)
-        except (ServiceError, TypeError, ValueError) as error:
+        except ServiceError as error:
+            if not is_refusal(error):
+                raise
             log.info("the service returns no likeliest tokens of prompts: %s", error)
             return False
         return bool(answer.topk_prompt_logprobs)
@@ -373,10 +449,23 @@ class TinkerPolicy:
             [answer] = answered(
                 [lambda: self.training.forward([probe], "cross_entropy")], what="a probe", deadline_s=self.deadline_s
             )
-        except (ServiceError, TypeError, ValueError) as error:
+        except ServiceError as error:
+            if not is_refusal(error):
+                raise
             log.info("the service takes one target at a position: %s", error)
             return False
         return list(answer.loss_fn_outputs[0]["logprobs"].shape or ()) == [1, 2]  # SkyRL reads two as one
+
+
+def _end(services: Sequence[Any], status: str, deadline_s: float) -> None:
+    """End the sessions of service clients, which some releases of the SDK cannot; a failure is logged."""
+    for service in services:
+        close = getattr(service, "close", None)
+        if close is not None:
+            try:
+                answered([partial(close, status)], what="the end of the session", deadline_s=min(deadline_s, 10.0))
+            except ServiceError as error:
+                log.warning("the session was not ended: %s", error)
 
 
 def _sampled(sequence: Any) -> Sampled:
@@ -396,8 +485,8 @@ def _top_k_call(sampler: Any, row: Sequence[int], k: int) -> Callable[[], Any]:
 
 
 def _lists(item: SdpoItem, answer: Any, k: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Return the likeliest tokens at an item's targets from the answer to `_top_k_call`; of targets among them the
-    log-probabilities have to be those that the targets are scored with."""
+    """Return the likeliest tokens at an item's targets from the answer to `_top_k_call`. At each position of the row
+    the list has to fit the log-probability of the row's own token."""
     found = answer.topk_prompt_logprobs
     if not found:
         raise ServiceError("the service returned no likeliest tokens: use the sampled form (see capabilities)")
@@ -405,19 +494,21 @@ def _lists(item: SdpoItem, answer: Any, k: int, tolerance: float) -> tuple[Tenso
     if missing not in (0, 1):
         raise ServiceError(f"the service returned {len(found)} lists for a row of {len(item.teacher_ids)} tokens")
     entries: list[dict[int, float] | None] = [None, *(dict(one) if one else None for one in found[1 - missing :])]
+    scores = by_token(item.teacher_ids, answer.prompt_logprobs or ())
+    for place, (token, score, listed) in enumerate(zip(item.teacher_ids, scores, entries, strict=True)):
+        if score is None or not listed:
+            continue
+        # A token that is not among the likeliest has at most the last one's log-probability.
+        apart = abs(listed[token] - score) if token in listed else score - min(listed.values())
+        if not apart <= tolerance:
+            raise ServiceError(
+                f"the service's list of token {place} of a row does not fit the log-probability {score:.3g} that it "
+                f"gives the token ({apart:.3g} nats): its lists are of other positions. Nothing was trained"
+            )
     try:
-        ids, logprobs = top_k_lists(entries, item.teacher_positions, k=k)
+        return top_k_lists(entries, item.teacher_positions, k=k)
     except ValueError as error:
         raise ServiceError(f"the service returned no likeliest tokens for a target: {error}") from error
-    scored = of_tokens(item.teacher_ids, answer.prompt_logprobs or (), item.teacher_positions)
-    for number, (target, score) in enumerate(zip(item.target_ids, scored, strict=True)):
-        listed = logprobs[number][ids[number] == target].tolist()
-        if listed and abs(listed[0] - score) > tolerance:
-            raise ServiceError(
-                f"the service lists token {target} with log-probability {listed[0]:.3g} and scores it with "
-                f"{score:.3g}: its lists are of other positions. Nothing was trained"
-            )
-    return ids, logprobs
 
 
 def _behind(context: Sequence[int], action: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...channels.splicing import common_prefix
 
-_THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+_THINKING = re.compile(r"<think>.*?</think>\s*|\A.*?</think>\s*", re.DOTALL)  # a template may have opened it
 
 Render = Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
 """Function that returns a conversation's tokens with what opens the student's turn: of a tokenizer
@@ -45,7 +45,8 @@ class Reprompt:
         remove_thinking_from_demonstration: Whether ``<think>`` is left out of a solution.
         include_environment_feedback: Whether what the environment says is added to the feedback.
         success_threshold: Reward from which an attempt is a solution.
-        max_chars: Most characters of the added message, which keeps its beginning; None for no limit.
+        max_chars: Most characters of the added message; None for no limit. One that is too long loses the end of the
+            prompt, then that of the solution, never the feedback.
     """
 
     template: str = "{prompt}{solution}{feedback}\n\nCorrectly solve the original question.\n"
@@ -90,20 +91,54 @@ class Reprompt:
             feedback: Text that says what was wrong; empty for none.
             solution: Text of a successful attempt; None for none.
             environment_feedback: Text of the environment about the attempt; None for none.
+
+        Raises:
+            ValueError: The feedback alone is longer than ``max_chars``.
         """
-        said = [feedback] if feedback else []
-        if self.include_environment_feedback and environment_feedback:
-            said.append(f"Environment output:\n{environment_feedback}" if feedback else environment_feedback)
-        shown = "" if solution is None else solution
+        slots = self._slots(feedback, solution, environment_feedback)
+        slots["prompt"] = prompt
+        for slot in ("prompt", "successful_previous_attempt"):
+            over = 0 if self.max_chars is None else len(self._text(slots)) - self.max_chars
+            slots[slot] = slots[slot][: max(0, len(slots[slot]) - max(0, over))]
+        text = self._text(slots)
+        if self.max_chars is not None and len(text) > self.max_chars:
+            raise ValueError(
+                f"the feedback alone makes a message of {len(text)} characters, and max_chars={self.max_chars}"
+            )
+        return text
+
+    def says_anything(
+        self, *, feedback: str = "", solution: str | None = None, environment_feedback: str | None = None
+    ) -> bool:
+        """Return whether the teacher would be told more than the student.
+
+        Args:
+            feedback: Text that says what was wrong; empty for none.
+            solution: Text of a successful attempt; None for none.
+            environment_feedback: Text of the environment about the attempt; None for none.
+        """
+        return any(self._slots(feedback, solution, environment_feedback).values())
+
+    def _slots(self, feedback: str, solution: str | None, environment_feedback: str | None) -> dict[str, str]:
+        """Return what the slots of solution and feedback are filled with, empty for nothing."""
+        said, environment = feedback.strip(), (environment_feedback or "").strip()
+        shown = solution or ""
         if self.remove_thinking_from_demonstration:
             shown = _THINKING.sub("", shown)
-        text = _filled(
+        parts = [said] if said else []
+        if self.include_environment_feedback and environment:
+            parts.append(f"Environment output:\n{environment}" if said else environment)
+        return {"successful_previous_attempt": shown.strip(), "feedback_raw": "\n\n".join(parts)}
+
+    def _text(self, slots: Mapping[str, str]) -> str:
+        solution = _filled(self.solution_template, successful_previous_attempt=slots["successful_previous_attempt"])
+        feedback = _filled(self.feedback_template, feedback_raw=slots["feedback_raw"])
+        return _filled(
             self.template,
-            prompt=prompt,
-            solution=_filled(self.solution_template, successful_previous_attempt=shown) if shown else "",
-            feedback=_filled(self.feedback_template, feedback_raw="\n\n".join(said)) if said else "",
+            prompt=slots["prompt"],
+            solution=solution if slots["successful_previous_attempt"] else "",
+            feedback=feedback if slots["feedback_raw"] else "",
         )
-        return text if self.max_chars is None else text[: self.max_chars]
 
     def messages(
         self,
@@ -120,10 +155,24 @@ class Reprompt:
             feedback: Text that says what was wrong; empty for none.
             solution: Text of a successful attempt; None for none.
             environment_feedback: Text of the environment about the attempt; None for none.
+
+        Raises:
+            ValueError: The feedback alone is longer than ``max_chars``.
         """
-        prompt = next((str(one.get("content") or "") for one in reversed(messages) if one.get("role") == "user"), "")
+        prompt = next((text_of(one.get("content")) for one in reversed(messages) if one.get("role") == "user"), "")
         text = self.text(prompt, feedback=feedback, solution=solution, environment_feedback=environment_feedback)
         return [*(dict(one) for one in messages), {"role": "user", "content": text}]
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content; of content in parts, the text and the thinking of the parts.
+
+    Args:
+        content: Content of a message; None for none.
+    """
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "".join(str(part.get("text") or part.get("thinking") or "") for part in content if isinstance(part, Mapping))
 
 
 def ending_of(render: Render) -> int:

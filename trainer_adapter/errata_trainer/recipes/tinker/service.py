@@ -37,8 +37,8 @@ def check_service(url: str, *, timeout_s: float = 10.0) -> None:
 def answered(calls: Sequence[Callable[[], Any]], *, what: str, deadline_s: float) -> list[Any]:
     """Make calls of the SDK, wait for what they return, and return it in order.
 
-    All calls are made before the first is waited for, in a thread of their own. After the deadline that thread is left
-    to itself, because the SDK cannot be interrupted.
+    All calls are made before the first is waited for, in a thread of their own. After the deadline that thread makes no
+    further call, and is left to itself: the SDK cannot be interrupted.
 
     Args:
         calls: Functions that make one call of the SDK each. What they return is waited for if it is a future.
@@ -46,13 +46,20 @@ def answered(calls: Sequence[Callable[[], Any]], *, what: str, deadline_s: float
         deadline_s: Longest time for all of them, in seconds.
 
     Raises:
-        ServiceError: The service refused a request, could not be reached, or did not answer in time.
+        ServiceError: The service refused a request, could not be reached, or did not answer in time; or the SDK's
+            client takes no more requests.
     """
     outcome: Future[list[Any]] = Future()
+    given_up = threading.Event()
+
+    def made(call: Callable[[], Any]) -> Any:
+        if given_up.is_set():
+            raise TimeoutError("given up")
+        return call()
 
     def work() -> None:
         try:
-            outcome.set_result([_waited_for(one) for one in [call() for call in calls]])
+            outcome.set_result([_waited_for(one) for one in [made(call) for call in calls]])
         except BaseException as error:
             outcome.set_exception(error)
 
@@ -60,14 +67,29 @@ def answered(calls: Sequence[Callable[[], Any]], *, what: str, deadline_s: float
     try:
         return outcome.result(timeout=deadline_s)
     except TimeoutError as error:
+        given_up.set()
         if outcome.done():  # one of the SDK's own
             raise ServiceError(f"{what}: the Tinker service did not answer: {error}") from error
         raise ServiceError(
             f"{what}: the Tinker service did not answer within deadline_s={deadline_s:g} s; it may still be at work on "
             "the request, so do not repeat a training step, but go on from a saved state"
         ) from error
-    except (tinker.TinkerError, httpx.HTTPError, ConnectionError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError):
+        raise  # of what was given to the SDK, or of a loss
+    except Exception as error:  # the SDK's own have no common class: a closed or failed client is a RuntimeError
         raise ServiceError(f"{what}: the Tinker service failed: {type(error).__name__}: {error}") from error
+
+
+def is_refusal(error: ServiceError) -> bool:
+    """Return whether a service took a request for one that it cannot answer, rather than failed.
+
+    Args:
+        error: Error of `answered`.
+    """
+    cause = error.__cause__
+    if isinstance(cause, tinker.APIStatusError):
+        return cause.status_code in (400, 404, 405, 422, 501)
+    return isinstance(cause, tinker.RequestFailedError) and str(cause.category).lower().endswith("user")
 
 
 def _waited_for(returned: Any) -> Any:

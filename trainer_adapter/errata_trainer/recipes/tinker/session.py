@@ -28,12 +28,14 @@ class Completion:
         prompt_ids: Tokens of the conversation.
         ids: Tokens of the answer.
         logprobs: Log-probability of each of ``ids``.
+        version: `TinkerPolicy.version` of the student that answered; None if unknown.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ class SdpoSession:
         """
         prompt = tuple(self.render(messages))
         [found] = self.policy.sample([prompt], max_tokens=max_tokens, count=count, stop=self.stop, seed=seed)
-        return [Completion(tuple(messages), prompt, one.ids, one.logprobs) for one in found]
+        version = self.policy.version
+        return [Completion(tuple(messages), prompt, one.ids, one.logprobs, version) for one in found]
 
     def record_denial(
         self,
@@ -132,19 +135,19 @@ class SdpoSession:
             nothing.
 
         Raises:
-            ValueError: The chat template renders the conversation in another way when the feedback follows.
+            ValueError: The student was refreshed since it answered; or the chat template renders the conversation in
+                another way when the feedback follows; or the feedback is longer than `Reprompt.max_chars`.
         """
-        said = feedback.strip()
-        environment = environment_feedback if self.reprompt.include_environment_feedback else None
-        if not completion.ids or not (said or solution or (environment or "").strip()):
+        if completion.version not in (None, self.policy.version):
+            raise ValueError("the student was refreshed since it gave this answer: let it answer again")
+        told: dict[str, Any] = {
+            "feedback": feedback,
+            "solution": solution,
+            "environment_feedback": environment_feedback,
+        }
+        if not completion.ids or not self.reprompt.says_anything(**told):
             return False
-        prompt = tuple(
-            self.render(
-                self.reprompt.messages(
-                    completion.messages, feedback=said, solution=solution, environment_feedback=environment
-                )
-            )
-        )
+        prompt = tuple(self.render(self.reprompt.messages(completion.messages, **told)))
         check_extension(completion.prompt_ids, prompt, self._ending)
         tokens, student, teacher = len(completion.ids), len(completion.prompt_ids), len(prompt)
         rollout = Rollout(
@@ -182,7 +185,10 @@ class SdpoSession:
             nats a token, and what the service says. Empty if nothing was denied.
 
         Raises:
-            ServiceError: The service failed, or scores other positions. The answers are kept, and nothing was trained.
+            ServiceError: The service failed, or scores other positions. Where ``denials`` are still there, nothing was
+                trained: call it again, or, if the step itself failed, go on from a saved state with another policy.
+                Where they are gone, the step was made and the sampler not refreshed: call `refresh`.
+            ValueError: The policy has no training client.
         """
         if not self.denials:
             return {}
