@@ -1,4 +1,4 @@
-"""SDPO on a Tinker service: a student is told what was wrong with its answers, and learns it.
+"""SDPO on a Tinker service: a student learns from feedback on its answers.
 
     python examples/tinker_sdpo.py              # a local service around a tiny random model; a CPU, half a minute
     python examples/tinker_sdpo.py URL MODEL    # a service and a model of yours, with TINKER_API_KEY
@@ -24,8 +24,8 @@ FEEDBACK = "It is blue."
 def divergence(policy, session):
     """Return KL(student || teacher with the feedback), estimated from answers of the student, in nats a token."""
     answers = session.sample(TASK, max_tokens=12, count=16, seed=7)
-    told = session.render(session.reprompt.messages(TASK, feedback=FEEDBACK))
-    scores = policy.score([(*told, *answer.ids) for answer in answers], sampler=policy.teacher)
+    prompt = session.render(session.reprompt.messages(TASK, feedback=FEEDBACK))
+    scores = policy.score([(*prompt, *answer.ids) for answer in answers], sampler=policy.teacher)
     gaps = [
         own - other
         for answer, of_teacher in zip(answers, scores, strict=True)

@@ -425,16 +425,20 @@ class Checkout:
 
     def verl(self) -> None:
         """Make .cache/resolution-verl: the project's wheel, with VeRL and what it needs."""
-        lock = self.requirements / "verl.lock"
+        self._resolution("verl", self._apart("verl"))
+
+    def _apart(self, name: str) -> Path:
+        """Return the environment in the cache of requirements/NAME.lock, which has torch and a framework."""
+        lock = self.requirements / f"{name}.lock"
 
         def make(place: Path) -> None:
-            say(f"installing torch, VeRL and {len(pins(lock)) - 2} packages (a few minutes, two gigabytes)")
-            self.uv("verl", "venv", "--quiet", "--relocatable", "--no-project", "--python", self.python, place)
-            self.install("verl", place, self.pip)
-            self._with_torch("verl", place, lock)
+            say(f"installing {len(pins(lock))} packages for {name}, torch with them (a few minutes, two gigabytes)")
+            self.uv(name, "venv", "--quiet", "--relocatable", "--no-project", "--python", self.python, place)
+            self.install(name, place, self.pip)
+            self._with_torch(name, place, lock)
 
         key = key_of(self.pip, lock.read_text(encoding="utf-8"))
-        self._resolution("verl", self.entry(self.cache / "environments" / f"verl-{key}", make))
+        return self.entry(self.cache / "environments" / f"{name}-{key}", make)
 
     def _own(self, environment: Path) -> None:
         """Have .cache/venv be a copy of an environment in the cache, with the project installed editable."""
@@ -493,17 +497,8 @@ class Checkout:
 
     def skyrl(self) -> None:
         """Link .cache/skyrl: what tests/skyrl starts SkyRL's server and its client with."""
-        lock = self.requirements / "skyrl.lock"
-
-        def make(place: Path) -> None:
-            say(f"installing torch, SkyRL and {len(pins(lock)) - 2} packages (a few minutes, two gigabytes)")
-            self.uv("skyrl", "venv", "--quiet", "--relocatable", "--no-project", "--python", self.python, place)
-            self.install("skyrl", place, self.pip)
-            self._with_torch("skyrl", place, lock)
-
         self.here.mkdir(exist_ok=True)
-        key = key_of(self.pip, lock.read_text(encoding="utf-8"))
-        link(self.here / "skyrl", self.entry(self.cache / "environments" / f"skyrl-{key}", make))
+        link(self.here / "skyrl", self._apart("skyrl"))
 
     def upstream_patches(self) -> None:
         """Fetch the wheel and the sdist of OpenEnv that rfcs/upstream/*.patch are for, by the hashes of server.lock."""

@@ -69,8 +69,8 @@ def main(path, url):
     data = datums(rollouts, advantages=[1.0, -0.5])
     outputs = policy.training.forward(data, "importance_sampling").result().loss_fn_outputs
     found["loss"] = sum(float(one["elementwise_loss"].to_torch().sum()) for one in outputs)
-    told = session.train_sdpo(learning_rate=5e-3, refresh=False)
-    found |= {"form": session.form, "kl": told["sdpo/kl"], "tokens": told["sdpo/tokens"]}
+    metrics = session.train_sdpo(learning_rate=5e-3, refresh=False)
+    found |= {"form": session.form, "kl": metrics["sdpo/kl"], "tokens": metrics["sdpo/tokens"]}
     session.refresh()
     [again] = policy.score([row])
     gaps = [t - s for t, s in zip(teacher[0][0], answers[0].logprobs, strict=True)]

@@ -492,12 +492,12 @@ REPROMPT = Reprompt("{prompt}{solution}{feedback}", feedback_template=" {feedbac
 
 def divergence_of(service: SpoiledService, answers: Sequence[Completion], model: Any) -> float:
     """Return KL(teacher with feedback || student) on fixed tokens, in nats a token."""
-    told = render([*TASK, {"role": "user", "content": "7 8 9 41 42 43"}])
+    prompt = render([*TASK, {"role": "user", "content": "7 8 9 41 42 43"}])
     sums, count = 0.0, 0
     for answer in answers:
         length = len(answer.ids)
         with torch.no_grad():
-            teacher = service.base(torch.tensor([[*told, *answer.ids]])).logits[0, -length - 1 : -1].log_softmax(-1)
+            teacher = service.base(torch.tensor([[*prompt, *answer.ids]])).logits[0, -length - 1 : -1].log_softmax(-1)
             student = model(torch.tensor([[*answer.prompt_ids, *answer.ids]])).logits[0, -length - 1 : -1]
         sums += float((teacher.exp() * (teacher - student.log_softmax(-1))).sum())
         count += length
@@ -656,9 +656,9 @@ def test_the_three_slots() -> None:
     )
     assert "Do it." in plain.text("", feedback="No.", solution="Do it.")
     assert "out" not in plain.text("T", feedback="No.", environment_feedback="out")
-    told = replace(plain, include_environment_feedback=True)
-    assert "No.\n\nEnvironment output:\nout" in told.text("T", feedback="No.", environment_feedback="out")
-    assert "attempt:\n\nout\n" in told.text("T", environment_feedback="out")
+    with_environment = replace(plain, include_environment_feedback=True)
+    assert "No.\n\nEnvironment output:\nout" in with_environment.text("T", feedback="No.", environment_feedback="out")
+    assert "attempt:\n\nout\n" in with_environment.text("T", environment_feedback="out")
     braces = plain.text("{feedback}{x}", feedback="{prompt} {", solution="{successful_previous_attempt}")
     assert braces.startswith("{feedback}{x}\nCorrect solution:\n\n{successful_previous_attempt}")
     assert "{prompt} {" in braces

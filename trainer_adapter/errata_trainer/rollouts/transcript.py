@@ -110,7 +110,7 @@ def build_rollout(
     if opening is not None:
         for index, (message, _) in enumerate(answers):
             unfinished = truncated and index == len(answers) - 1
-            if not calls[index] and not unfinished and opening in _text(message.get("content")):
+            if not calls[index] and not unfinished and opening in text_of(message.get("content")):
                 calls[index] = (_malformed(),)
     return Rollout(
         prompt_ids=tuple(map(int, prompt_ids)),
@@ -162,7 +162,7 @@ def tool_call_opening(tokenizer: Any) -> str | None:
 def trainer_error(content: Any) -> str | None:
     """Return the message of a tool result that is an error of the trainer, ``{'error': text}``; None for other
     results."""
-    text = _text(content).strip()
+    text = text_of(content).strip()
     if not (text.startswith("{") and text.endswith("}") and "error" in text[:10]):
         return None
     for read in (ast.literal_eval, json.loads):
@@ -231,14 +231,14 @@ def _calls(
 
 def _is_error(result: Mapping[str, Any], printed: Collection[tuple[str, str | None]]) -> bool:
     """Return whether the trainer made this result itself; output of a command that looks the same does not count."""
-    text = _text(result.get("content"))
+    text = text_of(result.get("content"))
     return trainer_error(text) is not None and (str(result.get("name", "")), text) not in printed
 
 
 def _texts(results: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
     found = set()
     for one in results:
-        name, text = str(one.get("name", "")), _text(one.get("content"))
+        name, text = str(one.get("name", "")), text_of(one.get("content"))
         found |= {(name, text), (name, trainer_error(text) or text)}
     return frozenset(found)
 
@@ -271,7 +271,7 @@ def _answers(
         if answers[index] is None:
             for at, result in enumerate(left):
                 if fits(result):
-                    answers[index] = _text(left.pop(at).get("content"))
+                    answers[index] = text_of(left.pop(at).get("content"))
                     return
 
     ids = [call.get("id") for call in message.get("tool_calls") or ()]
@@ -280,7 +280,7 @@ def _answers(
             take(index, lambda result, call_id=call_id: result.get("tool_call_id") == call_id)
     for index, delivery in enumerate(delivered):
         if delivery is not None and delivery.text is not None:
-            take(index, lambda result, text=delivery.text: _text(result.get("content")) == text)
+            take(index, lambda result, text=delivery.text: text_of(result.get("content")) == text)
     # An error that a trainer made answers a call that delivered nothing.
     for wanted in (False, True):
         for index, (name, _) in enumerate(asked):
@@ -368,8 +368,12 @@ def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]
     return found
 
 
-def _text(content: Any) -> str:
-    """Return a message's text; of content in blocks, the text blocks."""
+def text_of(content: Any) -> str:
+    """Return a message's text; of content in blocks, the text blocks.
+
+    Args:
+        content: Content of a message; None for none.
+    """
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):

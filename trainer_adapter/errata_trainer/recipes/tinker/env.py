@@ -1,8 +1,8 @@
 """Served environments for the Tinker cookbook's rollouts: `ErrataEnv` and, for a group of them, `ErrataGroup`.
 
 It needs ``tinker-cookbook``, which the extra ``tinker`` does not install. The cookbook knows no episode without a
-reward, so an episode that is lost raises SessionLost: ``RetryOnFailure`` plays it again, and leaves the group out where
-that does not help; ``FailFast`` ends the run.
+reward, so an episode that is lost raises SessionLost: ``RetryOnFailure`` plays it again, and raises where that does not
+help, upon which the cookbook's training loop leaves the group out; ``FailFast`` ends the run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from ...episodes.tools import PlayedEnvironment
 from ...packing import NOT_SAMPLED, SampledTurn, pack
 from ...rollouts.deliveries import Delivery
 from ...rollouts.rollout import Rollout
-from ...rollouts.transcript import MALFORMED_KEY, build_rollout, trainer_error
-from .reprompt import text_of
+from ...rollouts.transcript import MALFORMED_KEY, build_rollout, text_of, trainer_error
 
 log = logging.getLogger("errata.trainer")
 

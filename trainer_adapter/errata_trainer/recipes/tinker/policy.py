@@ -61,8 +61,9 @@ class Capabilities:
 
 
 class TinkerPolicy:
-    """A student on a Tinker service, and the teacher that it is compared with. Close it at the end, or use it in
-    ``with``: the SDK's client says every few seconds that it is there.
+    """A student on a Tinker service, and the teacher that it is compared with.
+
+    Close it at the end, or use it in ``with``: until then the SDK sends heartbeats to the service.
 
     Args:
         training: The SDK's ``TrainingClient``; None for a policy that is not trained.
@@ -161,7 +162,7 @@ class TinkerPolicy:
         self.close("success" if error is None else "errored")
 
     def close(self, status: Literal["success", "errored", "interrupted"] = "success") -> None:
-        """End the session that `connect` began; clients that were given are left to whoever made them.
+        """End the session that `connect` began. Clients that were passed to the constructor are not closed.
 
         Args:
             status: Word for how the run ended, which the service is told.
@@ -279,12 +280,11 @@ class TinkerPolicy:
             ValueError: A pair has an empty context or action.
         """
         check_pairs(pairs)
+        reference = self.sampling if sampler is None else sampler
         if pairs:
-            self._probe(self.sampling if sampler is None else sampler, pairs[0].context_ids)
+            self._probe(reference, pairs[0].context_ids)
         rows = [(pair, action) for pair in pairs for action in (pair.chosen_ids, pair.rejected_ids)]
-        found = self._scores(
-            [pair.context_ids + action for pair, action in rows], self.sampling if sampler is None else sampler
-        )
+        found = self._scores([pair.context_ids + action for pair, action in rows], reference)
         sums = [
             sum(of_tokens(pair.context_ids + action, one, _behind(pair.context_ids, action)))
             for (pair, action), one in zip(rows, found, strict=True)
@@ -407,10 +407,10 @@ class TinkerPolicy:
         settings = types.SamplingParams(max_tokens=_PROBED, temperature=1.0)
         ask = partial(sampler.sample, types.ModelInput.from_ints(list(prompt)), 1, settings)
         [answer] = answered([ask], what="a probe", deadline_s=self.deadline_s)
-        told = _sampled(answer.sequences[0])
-        row = (*prompt, *told.ids)
+        sample = _sampled(answer.sequences[0])
+        row = (*prompt, *sample.ids)
         [found] = self._scores([row], sampler)
-        self._compare(of_tokens(row, found, _behind(prompt, told.ids)), told.logprobs)
+        self._compare(of_tokens(row, found, _behind(prompt, sample.ids)), sample.logprobs)
         self._checked = sampler
 
     def _compare(self, scored: Sequence[float], sampled: Sequence[float]) -> None:
@@ -426,14 +426,8 @@ class TinkerPolicy:
             )
 
     def _has_top_k(self) -> bool:
-        try:
-            [answer] = answered([_top_k_call(self.sampling, (0, 0), 2)], what="a probe", deadline_s=self.deadline_s)
-        except ServiceError as error:
-            if not is_refusal(error):
-                raise
-            log.info("the service returns no likeliest tokens of prompts: %s", error)
-            return False
-        return bool(answer.topk_prompt_logprobs)
+        answer = self._answer_unless_refused(_top_k_call(self.sampling, (0, 0), 2))
+        return answer is not None and bool(answer.topk_prompt_logprobs)
 
     def _has_lists(self) -> bool:
         if self.training is None:
@@ -445,16 +439,19 @@ class TinkerPolicy:
                 "weights": types.TensorData.from_torch(torch.zeros(1, 2)),
             },
         )
+        answer = self._answer_unless_refused(partial(self.training.forward, [probe], "cross_entropy"))
+        # SkyRL takes two targets for one.
+        return answer is not None and list(answer.loss_fn_outputs[0]["logprobs"].shape or ()) == [1, 2]
+
+    def _answer_unless_refused(self, call: Callable[[], Any]) -> Any:
+        """Return the answer to a call of the SDK; None if the service refuses the request."""
         try:
-            [answer] = answered(
-                [lambda: self.training.forward([probe], "cross_entropy")], what="a probe", deadline_s=self.deadline_s
-            )
+            return answered([call], what="a probe", deadline_s=self.deadline_s)[0]
         except ServiceError as error:
             if not is_refusal(error):
                 raise
-            log.info("the service takes one target at a position: %s", error)
-            return False
-        return list(answer.loss_fn_outputs[0]["logprobs"].shape or ()) == [1, 2]  # SkyRL reads two as one
+            log.info("the service cannot do what it was asked: %s", error)
+            return None
 
 
 def _end(services: Sequence[Any], status: str, deadline_s: float) -> None:

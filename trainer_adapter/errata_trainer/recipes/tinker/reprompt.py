@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...channels.splicing import common_prefix
-
-_THINKING = re.compile(r"<think>.*?</think>\s*|\A.*?</think>\s*", re.DOTALL)  # a template may have opened it
+from ...hints.feedback import without_thinking
+from ...rollouts.transcript import text_of
 
 Render = Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
 """Function that returns a conversation's tokens with what opens the student's turn: of a tokenizer
@@ -110,7 +110,7 @@ class Reprompt:
     def says_anything(
         self, *, feedback: str = "", solution: str | None = None, environment_feedback: str | None = None
     ) -> bool:
-        """Return whether the teacher would be told more than the student.
+        """Return whether the added message would hold a solution or feedback.
 
         Args:
             feedback: Text that says what was wrong; empty for none.
@@ -124,7 +124,7 @@ class Reprompt:
         said, environment = feedback.strip(), (environment_feedback or "").strip()
         shown = solution or ""
         if self.remove_thinking_from_demonstration:
-            shown = _THINKING.sub("", shown)
+            shown = without_thinking(shown)
         parts = [said] if said else []
         if self.include_environment_feedback and environment:
             parts.append(f"Environment output:\n{environment}" if said else environment)
@@ -162,17 +162,6 @@ class Reprompt:
         prompt = next((text_of(one.get("content")) for one in reversed(messages) if one.get("role") == "user"), "")
         text = self.text(prompt, feedback=feedback, solution=solution, environment_feedback=environment_feedback)
         return [*(dict(one) for one in messages), {"role": "user", "content": text}]
-
-
-def text_of(content: Any) -> str:
-    """Return the text of a message's content; of content in parts, the text and the thinking of the parts.
-
-    Args:
-        content: Content of a message; None for none.
-    """
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "".join(str(part.get("text") or part.get("thinking") or "") for part in content if isinstance(part, Mapping))
 
 
 def ending_of(render: Render) -> int:

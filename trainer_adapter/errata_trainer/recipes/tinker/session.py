@@ -140,14 +140,14 @@ class SdpoSession:
         """
         if completion.version not in (None, self.policy.version):
             raise ValueError("the student was refreshed since it gave this answer: let it answer again")
-        told: dict[str, Any] = {
+        feedbacks: dict[str, Any] = {
             "feedback": feedback,
             "solution": solution,
             "environment_feedback": environment_feedback,
         }
-        if not completion.ids or not self.reprompt.says_anything(**told):
+        if not completion.ids or not self.reprompt.says_anything(**feedbacks):
             return False
-        prompt = tuple(self.render(self.reprompt.messages(completion.messages, **told)))
+        prompt = tuple(self.render(self.reprompt.messages(completion.messages, **feedbacks)))
         check_extension(completion.prompt_ids, prompt, self._ending)
         tokens, student, teacher = len(completion.ids), len(completion.prompt_ids), len(prompt)
         rollout = Rollout(
@@ -202,7 +202,7 @@ class SdpoSession:
             loss = divergence_loss(flat, found, divergence=self.divergence, scale=alpha_sdpo / tokens)
             data = datums(rollouts, advantages=advantages, scale=1 / tokens) if any(advantages) else []
             targets = divergence_datums(rollouts, items, [[ids for ids, _ in of_row] for of_row in lists])
-            told = self.policy.step(data, custom=[(targets, loss)], learning_rate=learning_rate)
+            of_step = self.policy.step(data, custom=[(targets, loss)], learning_rate=learning_rate)
         else:
             teacher = self.policy.teacher_logprobs(rollouts, items)
             data = datums(
@@ -217,12 +217,12 @@ class SdpoSession:
             own = [one for denial in self.denials for one in denial.rollout.logprobs or ()]
             other = [one for of_row in teacher for of_item in of_row for one in of_item]
             metrics["sdpo/kl"] = sum(a - b for a, b in zip(own, other, strict=True)) / tokens
-            told = self.policy.step(data, learning_rate=learning_rate)
+            of_step = self.policy.step(data, learning_rate=learning_rate)
         self.denials = []
         self.steps += 1
         if refresh:
             self.refresh()
-        return {**told, **metrics}
+        return {**of_step, **metrics}
 
     def refresh(self) -> None:
         """Give the student's sampler the trained weights; see `TinkerPolicy.refresh`.
