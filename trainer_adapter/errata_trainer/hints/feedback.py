@@ -9,7 +9,6 @@ A demonstration contains a solution, unlike the hints of templates. That is why 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 from errata_protocol.environment import default_agent_text
 
 from ..rollouts.rollout import Rollout
+from ..rollouts.transcript import without_thinking
 from .hint import Attempt, FailedTurn, Hint, Hinter, Source
 from .neutral import Count, approximate_tokens, neutral
 from .pack import key_of
@@ -31,7 +31,6 @@ CLOSING = "Take your next action with this in mind."
 _CUT = "\n[…]"
 _MAX_CHARS = 200_000
 _LEAST = 40  # less of it says nothing
-_THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -137,14 +136,6 @@ class FeedbackHinter:
             else:
                 high = middle - 1
         return written(*_shares(low, demonstration, answer)) if low >= _LEAST else None
-
-
-def without_thinking(text: str) -> str:
-    """Return a turn's text without its reasoning, also if the prompt opened it or the turn was cut off in it."""
-    text = _THINKING.sub("", text)
-    if "</think>" in text:
-        text = text.rsplit("</think>", 1)[1]
-    return text.split("<think>", 1)[0].strip()
 
 
 def _shares(kept: int, demonstration: str, answer: str) -> tuple[int, int]:

@@ -29,6 +29,7 @@ MALFORMED_KEY = "tool.malformed"
 """Its hint template key; the only one that no environment gives."""
 
 _MAX_MESSAGE = 300  # as ErrorSite.message
+_THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 
 def build_rollout(
@@ -366,6 +367,18 @@ def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]
         function = tool.get("function", tool)
         found[str(function["name"])] = function.get("parameters") or {}
     return found
+
+
+def without_thinking(text: str) -> str:
+    """Return a turn's text without its reasoning, also if the prompt opened it or the turn was cut off in it.
+
+    Args:
+        text: Text of the turn.
+    """
+    text = _THINKING.sub("", text)
+    if "</think>" in text:
+        text = text.rsplit("</think>", 1)[1]
+    return text.split("<think>", 1)[0].strip()
 
 
 def text_of(content: Any) -> str:

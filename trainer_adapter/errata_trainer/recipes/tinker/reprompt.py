@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...channels.splicing import common_prefix
-from ...hints.feedback import without_thinking
-from ...rollouts.transcript import text_of
+from ...rollouts.transcript import text_of, without_thinking
 
 Render = Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
 """Function that returns a conversation's tokens with what opens the student's turn: of a tokenizer
