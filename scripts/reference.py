@@ -42,6 +42,7 @@ PACKAGES = (
     "errata_trainer.episodes.record",
     "errata_trainer.episodes.recorded",
     "errata_trainer.packing",
+    "errata_trainer.recipes.cartridge",
     "errata_trainer.recipes.tinker",
     "errata_trainer.recipes.trl",
     "errata_trainer.tiny",
@@ -85,6 +86,7 @@ NEEDS_TORCH = (
         f"errata_trainer.channels.{name}"
         for name in ("compose", "distil", "dpo", "forward", "heads", "sdpo", "segments")
     ),
+    "errata_trainer.recipes.cartridge",
     "errata_trainer.recipes.tinker",
     "errata_trainer.recipes.trl",
     "errata_trainer.tiny",

@@ -317,7 +317,7 @@ KNOWN_OBJECTS = {"app", "config", "loop", "queue", "scope", "transport", "writab
 PLAIN = {"_exit", "_make", "_replace", "_Decompress"}
 """Documented names that begin with an underscore: of `os`, of named tuples and of zlib's types."""
 
-OF_VERL = {"_autocast_dtype", "_add_batch_to_generate", "_clear_groups"}
+OF_VERL = {"_autocast_dtype", "_add_batch_to_generate", "_clear_groups", "_ROLLOUT_REGISTRY"}
 """Private names of VeRL, which has an environment of its own: tests/verl/test_internals.py looks for them."""
 
 BY_METACLASS = {"_abc_impl", "_backward_cls"}
@@ -409,7 +409,8 @@ def modules() -> Iterator[ModuleType]:
         for found in pkgutil.walk_packages(top.__path__, f"{package}."):
             run_elsewhere = ".server.runtime." in found.name or ".tasks." in found.name or ".launcher." in found.name
             # tests/verl and tests/cookbook have environments of their own
-            apart = found.name.startswith(("errata_trainer.recipes.verl", "errata_trainer.recipes.tinker.env"))
+            elsewhere = ("verl", "tinker.env", "cartridge.replica")
+            apart = found.name.startswith(tuple(f"errata_trainer.recipes.{name}" for name in elsewhere))
             if not (run_elsewhere or apart) and not found.name.endswith("__main__"):
                 yield importlib.import_module(found.name)
 

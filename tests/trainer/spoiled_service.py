@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
+from example_modules import example
 from fastapi import Request, Response
-
-
-def example(name: str) -> Any:
-    """Return a module of `examples/`, also for those that import it. The folder cannot be on the path: it has one with
-    the name of VeRL's package."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "examples" / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
 
 TinkerService: Any = example("tinker_service").TinkerService
 

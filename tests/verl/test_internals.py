@@ -31,6 +31,7 @@ from verl.workers.config import FSDPEngineConfig, HFModelConfig
 from verl.workers.engine.base import BaseEngine
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import TokenOutput
 
 RECIPE = "errata_trainer.recipes.verl"
@@ -77,6 +78,10 @@ def test_an_internal_is_where_it_was(where: type, names: str, module: str) -> No
     known = {*dir(where), *getattr(where, "__annotations__", {})}
     for name in names.split():
         assert name in known, f"{where.__name__} has no {name}: {RECIPE}.{module} needs it"
+
+
+def test_rollout_classes_are_registered_by_mode() -> None:
+    assert rollout_base._ROLLOUT_REGISTRY["vllm", "async"].endswith("ServerAdapter")
 
 
 def test_an_agent_loop_has_the_attributes_that_ours_reads() -> None:
