@@ -15,6 +15,7 @@
     verl             .cache/resolution-verl: the project's wheel with VeRL, whose transformers is another than TRL's
     upstream-envs    .cache/upstream-envs: what OpenEnv's own environments import, beside the packages of `.cache/venv`
     cookbook         .cache/cookbook: the Tinker cookbook, beside the packages of `.cache/venv`
+    gem              .cache/gem: the environments' interface of ROLL, beside the packages of `.cache/venv`
     skyrl            .cache/skyrl: SkyRL's Tinker server and an SDK that it understands; it does not hold the project
     upstream-patches .cache/upstream-patches/dist: the published wheel and sdist of OpenEnv
 
@@ -69,6 +70,7 @@ NAMES = (
     "upstream-envs",
     "upstream-patches",
     "cookbook",
+    "gem",
     "skyrl",
 )
 UNUSED_S = 60 * 86_400.0
@@ -480,6 +482,10 @@ class Checkout:
     def cookbook(self) -> None:
         """Make the Python that runs tests/cookbook."""
         self._beside("cookbook")
+
+    def gem(self) -> None:
+        """Make the Python that runs tests/gem."""
+        self._beside("gem")
 
     def _beside(self, name: str) -> None:
         """Make .cache/NAME: what requirements/NAME.lock pins, in an environment that sees .cache/venv too."""

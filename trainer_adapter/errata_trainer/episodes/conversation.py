@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.markers import HINT_TEMPLATE_KEYS, ErrorKind
 
+from ..rollouts.transcript import MALFORMED_KEY, trainer_error
 from .awaited import AwaitedRunner
+from .record import Played
 
 End = Literal["no_call", "done", "turns", "length", "lost"]
 """Why a conversation ended: the student called no tool, the environment ended the episode, the student had all its
@@ -238,20 +241,74 @@ def _hear(made: Conversation, heard: Heard, limits: ConversationLimits) -> bool:
 
 async def answer_call(runner: AwaitedRunner, tools: Collection[str], call: Mapping[str, Any]) -> dict[str, Any]:
     """Make a call and return the message that answers it. Errors of the student's are worded as TRL words them."""
+    read = read_call(tools, call)
+    if not isinstance(read, tuple):
+        return read
+    try:
+        return tool_message(read[0], await runner.call(*read))
+    except TypeError as error:
+        return tool_message(read[0], error_text(str(error)))
+
+
+def read_call(tools: Collection[str], call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | dict[str, Any]:
+    """Return name and arguments of a student's call, or the message that answers one that cannot be made.
+
+    Args:
+        tools: Names of the tools that the student may call.
+        call: The call, as chat completions have it; its arguments may be an object or its text.
+    """
     kind = call.get("type", "function")
     if kind != "function":
-        return _message(call.get("name", "unknown"), _error(f"Unsupported tool call type: {kind}"))
+        return tool_message(call.get("name", "unknown"), error_text(f"Unsupported tool call type: {kind}"))
     function = call.get("function") or {}
     name, arguments = function.get("name"), _decoded(function.get("arguments"))
     if not isinstance(name, str) or name not in tools:
-        return _message(name, _error(f"Tool {name} not found."))
+        return tool_message(name, error_text(f"Tool {name} not found."))
     if not isinstance(arguments, Mapping):
         kind = type(arguments).__name__
-        return _message(name, _error(f"{name}() argument after ** must be a mapping, not {kind}"))
-    try:
-        return _message(name, await runner.call(name, arguments))
-    except TypeError as error:
-        return _message(name, _error(str(error)))
+        return tool_message(name, error_text(f"{name}() argument after ** must be a mapping, not {kind}"))
+    return name, arguments
+
+
+@dataclass(frozen=True, slots=True)
+class TurnError:
+    """A call of a turn that failed.
+
+    Attributes:
+        tool: Name of the tool as the student gave it; empty for a call that could not be read.
+        error_kind: Kind of the error.
+        hint_template_key: Key of the hint template that fits.
+        played: Record of the call; None if it never reached the environment.
+    """
+
+    tool: str
+    error_kind: str
+    hint_template_key: str
+    played: Played | None = None
+
+
+def turn_errors(
+    played: Sequence[Played], results: Sequence[Mapping[str, Any]], tools: Collection[str], unread: int = 0
+) -> list[TurnError]:
+    """Return the failed calls of a turn, those that never reached the environment first. Warnings are none.
+
+    Args:
+        played: Calls of the turn in the environment's record.
+        results: Messages that answer the turn's calls.
+        tools: Names of the tools that the student may call.
+        unread: Number of calls that could not be read.
+    """
+    found = []
+    printed = {(one.tool, one.text) for one in played if one.t is not None}
+    for result in results:
+        name = result.get("name")
+        if trainer_error(result["content"]) is not None and (name, result["content"]) not in printed:
+            kind = ErrorKind.INVALID_ARGUMENTS if name in tools else ErrorKind.TOOL_NOT_FOUND
+            found.append(TurnError(str(name), kind.value, HINT_TEMPLATE_KEYS[kind]))
+    for one in played:
+        if one.t is not None and one.marker is not None and one.marker.severity != "warning":
+            found.append(TurnError(one.tool, one.marker.error_kind, one.marker.hint_template_key or "", one))
+    return found + [TurnError("", ErrorKind.INVALID_ARGUMENTS.value, MALFORMED_KEY)] * unread
 
 
 def _decoded(arguments: Any) -> Any:
@@ -263,11 +320,13 @@ def _decoded(arguments: Any) -> Any:
     return arguments
 
 
-def _error(text: str) -> str:
+def error_text(text: str) -> str:
+    """Return what a student reads of an error of its own call, as TRL words it."""
     return str({"error": text})
 
 
-def _message(name: Any, text: str) -> dict[str, Any]:
+def tool_message(name: Any, text: str) -> dict[str, Any]:
+    """Return the message with the result of a call."""
     return {"role": "tool", "name": name, "content": text}
 
 

@@ -18,17 +18,15 @@ import tinker
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, StepResult, Trajectory
 
 from errata_protocol.errors import SessionLost
-from errata_protocol.markers import HINT_TEMPLATE_KEYS, ErrorKind
 
 from ...episodes.awaited import AwaitedRunner
-from ...episodes.conversation import answer_call, with_opening
-from ...episodes.record import Played
+from ...episodes.conversation import answer_call, turn_errors, with_opening
 from ...episodes.served import Connect, chosen_tools, served_environment
 from ...episodes.tools import PlayedEnvironment
 from ...packing import NOT_SAMPLED, SampledTurn, pack
 from ...rollouts.deliveries import Delivery
 from ...rollouts.rollout import Rollout
-from ...rollouts.transcript import MALFORMED_KEY, build_rollout, text_of, trainer_error
+from ...rollouts.transcript import build_rollout, text_of
 
 log = logging.getLogger("errata.trainer")
 
@@ -158,15 +156,18 @@ class ErrataEnv(Env):  # type: ignore[misc]
         at_end = self._max_turns is not None and len(self._heard) >= self._max_turns
         done = self.runner.done or not asked or at_end
         reward = await self.finish() if done else 0.0
-        errors = _errors(played, results, self._tools) + [(ErrorKind.INVALID_ARGUMENTS.value, MALFORMED_KEY)] * unread
-        kind, key = errors[0] if errors else ("", "")
+        errors = turn_errors(played, results, self._tools, unread)
         return StepResult(
             reward=reward,
             episode_done=done,
             next_observation=tinker.ModelInput.empty() if done else self._observation(),
             next_stop_condition=self._renderer.get_stop_sequences(),
             metrics={"calls": len(asked) + unread, "errors": len(errors)},
-            logs={"eid": self.runner.eid or "", "error_kind": kind, "hint_template_key": key},
+            logs={
+                "eid": self.runner.eid or "",
+                "error_kind": errors[0].error_kind if errors else "",
+                "hint_template_key": errors[0].hint_template_key if errors else "",
+            },
         )
 
     async def finish(self) -> float:
@@ -361,22 +362,6 @@ def _plain_call(call: Any) -> dict[str, Any]:
         "id": getattr(call, "id", None),
         "function": {"name": function.name, "arguments": function.arguments},
     }
-
-
-def _errors(
-    played: Sequence[Played], results: Sequence[Mapping[str, Any]], tools: Sequence[str]
-) -> list[tuple[str, str]]:
-    """Return error kind and hint template key of a turn's calls that failed, those that were not made first."""
-    found = []
-    for result in results:
-        if trainer_error(result["content"]) is not None:
-            known = result.get("name") in tools
-            kind = ErrorKind.INVALID_ARGUMENTS if known else ErrorKind.TOOL_NOT_FOUND
-            found.append((kind.value, HINT_TEMPLATE_KEYS[kind]))
-    for one in played:
-        if one.t is not None and one.marker is not None and one.marker.severity != "warning":
-            found.append((one.marker.error_kind, one.marker.hint_template_key or ""))
-    return found
 
 
 def _logprobs(transition: Any) -> tuple[float, ...] | None:
