@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -93,6 +94,8 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("server/errata_server/sandbox/launcher/launcher.py", ON_THE_SERVER, id="launcher program"),
         pytest.param("pyproject.toml", set(HASHED), id="entry point"),
         pytest.param("scripts/setup.sh", set(HASHED), id="shell script of the set-up"),
+        pytest.param("scripts/lock.sh", set(), id="script that writes locks"),
+        pytest.param("scripts/reference.py", set(), id="script that writes pages"),
         pytest.param("docker/entrypoint.sh", {"docker", "containers"}, id="shell script of the image"),
         pytest.param("compose.yaml", {"docker"}, id="compose file"),
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
@@ -104,6 +107,12 @@ def before(clone: Path) -> dict[str, str]:
             {*TRAINING, *VERL, *TINKER, *INSTALLED},
             id="trainer",
         ),
+        pytest.param(f"{keys.RECIPES}/trl/dataset.py", {*TRAINING, *INSTALLED}, id="recipe for TRL"),
+        pytest.param(f"{keys.RECIPES}/verl/loss.py", {*VERL, *INSTALLED}, id="recipe for VeRL"),
+        pytest.param(f"{keys.RECIPES}/cartridge/loop.py", {*VERL, *INSTALLED}, id="recipe for cartridges"),
+        pytest.param(f"{keys.RECIPES}/tinker/datums.py", {"cookbook", "skyrl", *INSTALLED}, id="recipe for Tinker"),
+        pytest.param(f"{keys.RECIPES}/roll/env.py", {"gem", *INSTALLED}, id="recipe for ROLL"),
+        pytest.param(f"{keys.RECIPES}/__init__.py", {*TRAINING, *VERL, *TINKER, *INSTALLED}, id="package of recipes"),
         pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles"}, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="kit"),
         pytest.param(
@@ -134,6 +143,66 @@ def test_a_change_runs_exactly_the_suites_that_use_it(
         keys.git("update-index", "--cacheinfo", f"{mode},{old},{changed}", root=clone)
     assert {name for name in HASHED if after[name] != before[name]} == expected
     assert keys_of(clone) == before
+
+
+PROJECT = """
+[project]
+name = "p"
+dependencies = ["a"]
+[project.optional-dependencies]
+extra = ["b"]
+[tool.pytest.ini_options]
+markers = ["one: a suite"]
+timeout = 1
+[tool.ruff]
+line-length = 120
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "new", "is_other"),
+    [
+        ("project -optional-dependencies", '"a"', '"c"', True),
+        ("project -optional-dependencies", '"b"', '"c"', False),
+        ("project", '"b"', '"c"', True),
+        ("project", "120", "100", False),
+        ("tool.pytest.ini_options -markers", "a suite", "the suite", False),
+        ("tool.pytest.ini_options -markers", "timeout = 1", "timeout = 2", True),
+        ("tool.setuptools", "120", "100", True),  # there is no such part: all of the file counts
+        ("project", "[project]", "[project", True),
+    ],
+)
+def test_a_part_of_a_file_is_in_a_key(part: str, old: str, new: str, is_other: bool) -> None:
+    assert old in PROJECT
+    digests = {keys.part_digest(text, f"pyproject.toml#{part}") for text in (PROJECT, PROJECT.replace(old, new))}
+    assert (len(digests) == 2) == is_other
+
+
+def test_a_constant_of_a_module_is_in_a_key() -> None:
+    texts = ("FORMAT = '1'\n", "import os\nFORMAT = '1'\n", "FORMAT = '2'\n", "FORMAT = os\n", "x = 1\n", "(\n")
+    found = [keys.part_digest(text, "a.py#FORMAT") for text in texts]
+    assert found[0] == found[1] and len(set(found)) == 5
+
+
+@pytest.mark.parametrize("name", [name for name, suite in HASHED.items() if suite.recipes])
+def test_a_suites_recipes_are_those_that_its_tests_import(name: str) -> None:
+    begin = "errata_trainer.recipes."
+    suite = HASHED[name]
+    modules = {one for file in files(suite) for one in imported(file) if one.startswith(begin)}
+    assert {one.removeprefix(begin).partition(".")[0] for one in modules} <= set(suite.recipes)
+
+
+@pytest.mark.parametrize("name", HASHED)
+def test_a_suites_key_has_the_scripts_that_its_tests_name(name: str) -> None:
+    suite = HASHED[name]
+    has = {path.partition("#")[0] for path in (*suite.inputs, *COMMON)} | set(suite.scripts)
+    named = {
+        f"scripts/{found}"
+        for file in files(suite)
+        for found in re.findall(r"scripts[/\"', ]+([a-z_]+\.(?:py|sh))", file.read_text(encoding="utf-8"))
+        if (ROOT / "scripts" / found).exists()
+    }
+    assert not named - has
 
 
 def test_what_is_not_committed_is_part_of_the_key(tmp_path: Path) -> None:

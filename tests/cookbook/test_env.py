@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,7 @@ from errata_trainer.recipes.tinker import TinkerPolicy, datums, group_advantages
 from errata_trainer.recipes.tinker.env import ErrataEnv, ErrataGroup
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from tests.environments.shelf import SPEC
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
-from spoiled_service import TinkerService
+from tests.recipes.spoiled_service import TinkerService
 
 TEXTS = [
     '<|im_start|>assistant\n<tool_call>\n{"name": "read", "arguments": {"path": "red"}}\n</tool_call><|im_end|>',

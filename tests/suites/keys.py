@@ -6,19 +6,22 @@ outside the repository is named by its version.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .table import ROOT, Suite
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "errata"
 ABSENT = "absent"
+RECIPES = "trainer_adapter/errata_trainer/recipes"
 KEY_LENGTH = 16
 
 
@@ -52,18 +55,79 @@ def working_tree(root: Path = ROOT) -> str:
 
 
 def objects(tree: str, paths: Iterable[str], root: Path = ROOT) -> dict[str, str]:
-    """Return the ids of the files and folders of a tree.
+    """Return the ids of the files and folders of a tree, and the digests of parts of files.
+
+    Args:
+        tree: Id of the tree.
+        paths: Paths; or ``FILE#PART``: a table of a TOML file, ``project``, without some of its keys,
+            ``project -optional-dependencies``, or a constant of a Python module, ``FORMAT``.
+        root: The repository.
 
     Raises:
         FileNotFoundError: The tree lacks one of them.
     """
-    wanted = sorted(set(paths))
+    parts = {path for path in paths if "#" in path}
+    wanted = sorted({path.partition("#")[0] for path in paths})
     asked = "\n".join(f"{tree}:{path}" for path in wanted)
     found = git("cat-file", "--batch-check=%(objectname)", root=root, text=asked).splitlines()
     missing = [path for path, line in zip(wanted, found, strict=True) if line.endswith(" missing")]
     if missing:
         raise FileNotFoundError(f"the table of suites names what is not in the repository: {', '.join(missing)}")
-    return dict(zip(wanted, found, strict=True))
+    ids = dict(zip(wanted, found, strict=True))
+    whole = {path for path in paths if path not in parts}
+    texts = {path: git("cat-file", "blob", ids[path], root=root) for path in {one.partition("#")[0] for one in parts}}
+    return {path: ids[path] for path in sorted(whole)} | {
+        one: part_digest(texts[one.partition("#")[0]], one) for one in sorted(parts)
+    }
+
+
+def part_digest(text: str, path: str) -> str:
+    """Return the digest of a part of a file; of all of it, if it has no such part.
+
+    Args:
+        text: Text of the file.
+        path: ``FILE#PART``, as for `objects`.
+    """
+    file, _, part = path.partition("#")
+    name, *without = part.split(" -")
+    found: object = None
+    try:
+        if file.endswith(".toml"):
+            found = tomllib.loads(text)
+            for key in name.split("."):
+                found = found[key] if isinstance(found, Mapping) else None
+            if isinstance(found, Mapping):
+                found = {key: value for key, value in found.items() if key not in without}
+        else:
+            for node in ast.parse(text).body:
+                if isinstance(node, ast.Assign) and any(
+                    isinstance(one, ast.Name) and one.id == name for one in node.targets
+                ):
+                    found = ast.literal_eval(node.value)
+    except (KeyError, SyntaxError, ValueError):
+        found = None
+    return hashlib.sha256((text if found is None else repr(found)).encode()).hexdigest()
+
+
+def without_other_recipes(tree: str, recipes: Iterable[str], root: Path = ROOT) -> str:
+    """Return the digest of the trainer adapter without the recipes that a suite does not use.
+
+    Recipes do not import one another, and nothing imports them (contracts of import-linter).
+
+    Args:
+        tree: Id of the tree.
+        recipes: Names of the recipes that the suite uses.
+        root: The repository.
+    """
+    kept = {f"{RECIPES}/{name}" for name in (*recipes, "__init__.py")}
+    files = git("ls-tree", "-r", tree, "trainer_adapter/", root=root).splitlines()
+    of_suite = [
+        line
+        for line in files
+        if not (path := line.partition("\t")[2]).startswith(f"{RECIPES}/")
+        or any(path == k or path.startswith(f"{k}/") for k in kept)
+    ]
+    return hashlib.sha256("\n".join(of_suite).encode()).hexdigest()
 
 
 def shared_digest(path: Path) -> str:
@@ -93,6 +157,8 @@ def versions(commands: Iterable[str] = ()) -> dict[str, str]:
 def parts(suite: Suite, common: Iterable[str], tree: str, root: Path = ROOT) -> dict[str, str]:
     """Return what a suite's outcome depends on: names, and the digest or version of each."""
     found = {"suite": suite.how, **objects(tree, (*common, *suite.inputs), root)}
+    if suite.recipes:
+        found["trainer_adapter"] = without_other_recipes(tree, suite.recipes, root)
     found |= {f"../shared/{path}": shared_digest(root.parent / "shared" / path) for path in suite.shared}
     return found | versions(suite.versions)
 

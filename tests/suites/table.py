@@ -36,7 +36,10 @@ class Suite:
         openenv: Whether the suite runs code of OpenEnv's repository (``make openenv-source``).
         both: Whether the suite runs alone, on all cores; else it shares them with other suites.
         workers: Least number of processes for the suite's tests; more than 1 if they wait for most of their time.
-        uses: Paths in the repository that the outcome depends on, beside those of all suites and the tests.
+        uses: Paths in the repository that the outcome depends on, or parts of files (`keys.objects`), beside those of
+            all suites and the tests.
+        recipes: Names of the trainer adapter's recipes that the outcome depends on; empty for all, where ``uses`` has
+            the trainer adapter.
         shared: Paths of ``../shared`` that are read.
         versions: Commands whose output is part of the key.
         skips: Patterns of reasons for which tests of the suite may be skipped in ``.ci/run``.
@@ -59,6 +62,7 @@ class Suite:
     both: bool = False
     workers: int = 1
     uses: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
     skips: tuple[str, ...] = ()
@@ -72,7 +76,7 @@ class Suite:
     @property
     def how(self) -> str:
         """What is run, for the key: fields that are not as by default, without those of inputs and texts."""
-        left = ("tier", "about", "uses", "shared", "versions")
+        left = ("tier", "about", "uses", "recipes", "shared", "versions")
         chosen = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left}
         default = {one.name: one.default for one in fields(self)}
         return repr({name: value for name, value in chosen.items() if value != default[name]})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +18,9 @@ from verl.workers.rollout.replica import TokenOutput, get_rollout_replica_class
 from errata_protocol.errors import InvalidRequest, ServiceError
 from errata_trainer.recipes.cartridge import cartridge_model, cartridge_of, write_cartridge
 from errata_trainer.recipes.cartridge.replica import ServerAdapter, TokasaurusReplica, TokasaurusServer, translated
+from tests.recipes.example_modules import example
 
 from .cpu_run import Cluster
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
-from example_modules import example
 
 Tokasaurus: Any = example("tokasaurus_contract").Tokasaurus
 

@@ -7,7 +7,6 @@ import json
 import pickle
 import re
 import socket
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from example_modules import example
+from toy_models import VOCABULARY, toy
 
 from errata_protocol.errors import InvalidRequest, ServiceError
 from errata_trainer.channels.sdpo import Divergence
@@ -35,8 +34,7 @@ from errata_trainer.recipes.cartridge import (
     write_cartridge,
 )
 
-sys.path.insert(0, str(Path(__file__).parent / "channels"))
-from toy_models import VOCABULARY, toy
+from .example_modules import example
 
 Tokasaurus: Any = example("tokasaurus_contract").Tokasaurus
 TOKENS = 16

@@ -7,7 +7,6 @@ import logging
 import math
 import runpy
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from recorded_cases import CASES, items_of, pairs_of, rollouts
-from spoiled_service import Faults, SpoiledService
+from toy_models import VOCABULARY, toy
 
 from errata_protocol.errors import ServiceError
 from errata_trainer import DpoPair, Rollout, SdpoItem
@@ -43,8 +42,7 @@ from errata_trainer.recipes.tinker.reprompt import check_extension, ending_of
 from errata_trainer.recipes.tinker.service import answered, check_service
 from tests.machine_speed import SLOWDOWN
 
-sys.path.insert(0, str(Path(__file__).parent / "channels"))
-from toy_models import VOCABULARY, toy
+from .spoiled_service import Faults, SpoiledService
 
 SEVERAL = "many sites"
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from example_modules import example
 from fastapi import Request, Response
+
+from .example_modules import example
 
 TinkerService: Any = example("tinker_service").TinkerService
 
