@@ -23,10 +23,19 @@ from .suites.table import ROOT, Suite, load
 COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
 TRAINING = {"training", "ranks", "projects", "learning"}
-VERL, TINKER = {"verl"}, {"cookbook", "gem", "skyrl"}
+VERL, RECIPES = {"verl"}, {"recipes", "cookbook", "gem", "skyrl"}
 ON_THE_SERVER = set(HASHED) - {"upstream-patches", "oracles", "skyrl"}
 INSTALLED = {"latest", "wheel"}
-PLAYED = ON_THE_SERVER - {"schedules", "upstream-envs", "conformance", "salvage", "browser", "cookbook", "gem"}
+PLAYED = ON_THE_SERVER - {
+    "schedules",
+    "upstream-envs",
+    "conformance",
+    "salvage",
+    "browser",
+    "cookbook",
+    "gem",
+    "recipes",
+}
 """Suites that play an environment of `envs/`."""
 
 PACKAGES = {
@@ -99,20 +108,22 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("docker/entrypoint.sh", {"docker", "containers"}, id="shell script of the image"),
         pytest.param("compose.yaml", {"docker"}, id="compose file"),
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
-        pytest.param("requirements/trainer.lock", {*TRAINING, *TINKER}, id="lock of the trainer"),
+        pytest.param("requirements/trainer.lock", {*TRAINING, *RECIPES}, id="lock of the trainer"),
         pytest.param("requirements/verl.lock", VERL, id="lock of another trainer"),
         pytest.param("requirements/skyrl.lock", {"skyrl"}, id="lock of another service"),
         pytest.param(
             "trainer_adapter/errata_trainer/assembly/driver.py",
-            {*TRAINING, *VERL, *TINKER, *INSTALLED},
+            {*TRAINING, *VERL, *RECIPES, *INSTALLED},
             id="trainer",
         ),
         pytest.param(f"{keys.RECIPES}/trl/dataset.py", {*TRAINING, *INSTALLED}, id="recipe for TRL"),
         pytest.param(f"{keys.RECIPES}/verl/loss.py", {*VERL, *INSTALLED}, id="recipe for VeRL"),
-        pytest.param(f"{keys.RECIPES}/cartridge/loop.py", {*VERL, *INSTALLED}, id="recipe for cartridges"),
-        pytest.param(f"{keys.RECIPES}/tinker/datums.py", {"cookbook", "skyrl", *INSTALLED}, id="recipe for Tinker"),
-        pytest.param(f"{keys.RECIPES}/roll/env.py", {"gem", *INSTALLED}, id="recipe for ROLL"),
-        pytest.param(f"{keys.RECIPES}/__init__.py", {*TRAINING, *VERL, *TINKER, *INSTALLED}, id="package of recipes"),
+        pytest.param(f"{keys.RECIPES}/cartridge/loop.py", {*VERL, "recipes", *INSTALLED}, id="recipe for cartridges"),
+        pytest.param(
+            f"{keys.RECIPES}/tinker/datums.py", {"cookbook", "recipes", "skyrl", *INSTALLED}, id="recipe for Tinker"
+        ),
+        pytest.param(f"{keys.RECIPES}/roll/env.py", {"gem", "recipes", *INSTALLED}, id="recipe for ROLL"),
+        pytest.param(f"{keys.RECIPES}/__init__.py", {*TRAINING, *VERL, *RECIPES, *INSTALLED}, id="package of recipes"),
         pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles"}, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance", "upstream-patches"}, id="kit"),
         pytest.param(

@@ -320,6 +320,7 @@ def test_a_cartridge_that_is_the_whole_document_is_the_document(client: Tokasaur
         assert rollout.logprobs == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.recipes
 def test_the_divergence_falls_and_nothing_but_the_cartridge_moves(
     client: TokasaurusClient, server: Tokasaurus, directory: Path
 ) -> None:
@@ -408,6 +409,7 @@ def test_steps_between_checks_do_not_compare(client: TokasaurusClient, directory
     assert compared == [True, False, True, False]
 
 
+@pytest.mark.recipes
 def test_the_example_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     before, after = example("cartridge_distill").main([], steps=10)
     assert after < before

@@ -502,6 +502,7 @@ def divergence_of(service: SpoiledService, answers: Sequence[Completion], model:
     return sums / count
 
 
+@pytest.mark.recipes
 def test_denied_answers_move_the_student_towards_the_teacher(service: SpoiledService) -> None:
     policy = policy_of(service)
     session = SdpoSession(policy, render, reprompt=REPROMPT)
@@ -522,6 +523,7 @@ def test_denied_answers_move_the_student_towards_the_teacher(service: SpoiledSer
     assert sum(gap * (new - old) for gap, new, old in zip(gaps, now, before, strict=True)) > 0
 
 
+@pytest.mark.recipes
 def test_the_divergence_falls_with_lists(service: SpoiledService) -> None:
     policy = policy_of(service, teacher_every=1000)
     session = SdpoSession(policy, render, reprompt=REPROMPT, form="top_k", top_k=20)
@@ -632,6 +634,7 @@ def test_the_teacher_takes_the_students_weights_every_so_many_refreshes(service:
     assert kept.teacher is first
 
 
+@pytest.mark.recipes
 def test_the_example_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tinker_sdpo.py"))["main"]
