@@ -147,6 +147,19 @@ def test_a_failing_environment_loses_the_episode(env: ErrataEnv) -> None:
     assert not env.env_reset_failed and env.step(said("read", path="green"))[0][-1]["content"] == "the word is owl"
 
 
+def test_a_server_that_hangs_loses_the_episode(server: ServerProcess) -> None:
+    env = made(server, tasks=[{"slow_s": 30.0}], message_timeout_s=0.2, retries=0)
+    messages, info = env.reset(seed=0)
+    assert env.env_reset_failed and messages == [] and "message_timeout_s=0.2" in info["failure_mode"]
+    env.close()
+
+
+def test_what_ends_a_turn_is_no_part_of_it(env: ErrataEnv) -> None:
+    env.reset(seed=0)
+    end = "<|im_end|><|endoftext|>" * 2
+    assert env.step(said("read", f"{end}x{end}", path="red"))[0][1]["content"] == said("read", f"{end}x", path="red")
+
+
 def test_tasks_come_from_a_file_and_repeat(server: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text("".join(f"{json.dumps(one)}\n" for one in TASKS))

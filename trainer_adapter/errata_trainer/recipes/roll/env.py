@@ -189,13 +189,12 @@ class ErrataEnv(gem.Env):  # type: ignore[misc]
 
     def _said(self, action: str) -> str:
         """Return a turn's text without what ends it."""
-        ended = True
-        while ended:
-            ended = False
+        end, before = len(action), -1
+        while end != before:
+            before = end
             for text in self._end_texts:
-                if text and action.endswith(text):
-                    action, ended = action[: -len(text)], True
-        return action
+                end -= len(text) if action.endswith(text, 0, end) else 0
+        return action[:end]
 
     def _answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
         read = read_call(self._names, call)
