@@ -153,7 +153,6 @@ def test_a_change_runs_exactly_the_suites_that_use_it(
         after = keys_of(clone)
         keys.git("update-index", "--cacheinfo", f"{mode},{old},{changed}", root=clone)
     assert {name for name in HASHED if after[name] != before[name]} == expected
-    assert keys_of(clone) == before
 
 
 PROJECT = """

@@ -7,6 +7,7 @@ outside the repository is named by its version.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import os
 import shutil
@@ -75,12 +76,19 @@ def objects(tree: str, paths: Iterable[str], root: Path = ROOT) -> dict[str, str
         raise FileNotFoundError(f"the table of suites names what is not in the repository: {', '.join(missing)}")
     ids = dict(zip(wanted, found, strict=True))
     whole = {path for path in paths if path not in parts}
-    texts = {path: git("cat-file", "blob", ids[path], root=root) for path in {one.partition("#")[0] for one in parts}}
+    texts = {path: blob(ids[path], root) for path in {one.partition("#")[0] for one in parts}}
     return {path: ids[path] for path in sorted(whole)} | {
         one: part_digest(texts[one.partition("#")[0]], one) for one in sorted(parts)
     }
 
 
+@functools.cache  # what an id names never changes
+def blob(object_id: str, root: Path = ROOT) -> str:
+    """Return the text of a file by the id of git's object."""
+    return git("cat-file", "blob", object_id, root=root)
+
+
+@functools.cache
 def part_digest(text: str, path: str) -> str:
     """Return the digest of a part of a file; of all of it, if it has no such part.
 
