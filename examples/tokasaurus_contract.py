@@ -143,7 +143,7 @@ class Tokasaurus:
             raise HTTPException(400, f"{type(error).__name__}: {error}") from error
         self.asked.append(asked)
         made = [self._sampled(asked, prefix if self.uses_cartridges else []) for _ in range(asked.n)]
-        told = {
+        fingerprint = {
             "completion_ids": [ids for ids, _, _ in made],
             "packed_chosen_logprobs": [
                 base64.b64encode(np.array(logprobs, np.float32).tobytes()).decode() for _, logprobs, _ in made
@@ -158,7 +158,7 @@ class Tokasaurus:
             "object": "text_completion",
             "model": asked.model,
             "created": int(time.time()),
-            "system_fingerprint": json.dumps(told),
+            "system_fingerprint": json.dumps(fingerprint),
             "choices": [
                 {"index": index, "text": "", "logprobs": None, "finish_reason": finish}
                 for index, (_, _, finish) in enumerate(made)

@@ -348,16 +348,16 @@ def test_wrong_settings_are_refused(server: ServerProcess, caplog: pytest.LogCap
         with pytest.raises(InvalidRequest, match=f"^{name} is 1.5"):
             manager(server, settings={name: 1.5})
     theirs = {"group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter"}
-    told = "lets lost episodes through: set errata_trainer.recipes.roll.manager.LostFilter"
+    warning = "lets lost episodes through: set errata_trainer.recipes.roll.manager.LostFilter"
     for grouping, mean, std in (("batch", "group", None), ("traj_group_id", "batch", None), ("tags", None, "group")):
         norm = SimpleNamespace(grouping=grouping, norm_mean_type=mean, norm_std_type=std)
-        with pytest.raises(InvalidRequest, match=told):
+        with pytest.raises(InvalidRequest, match=warning):
             manager(server, norm=norm, **theirs)
         manager(server, norm=norm, group_filter_cls="errata_trainer.recipes.roll.manager.LostFilter").env.close()
-    assert told not in caplog.text
+    assert warning not in caplog.text
     for norm in (None, SimpleNamespace(grouping="traj_group_id", norm_mean_type="group", norm_std_type="group")):
         manager(server, norm=norm, **theirs).env.close()
-    assert caplog.text.count(told) == 2
+    assert caplog.text.count(warning) == 2
 
 
 def test_roll_reads_the_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import trl
 
 from errata_trainer.recipes.roll.calls import tool_calls
-from errata_trainer.recipes.roll.rows import trajectory_rows
+from errata_trainer.recipes.roll.rows import settled, trajectory_rows
 from errata_trainer.tiny import tiny_tokenizer
 
 TOOLS = {
@@ -115,9 +115,10 @@ def test_a_row_that_is_not_the_last_has_the_discount_of_the_turns_behind_it() ->
 
 def test_an_observation_only_tail_is_no_turn_and_its_reward_is_the_last_turns() -> None:
     history = [turn(3, [3]), {"prompt_ids": list(range(30)), "reward": 1.0, "observation": []}]
-    [row] = trajectory_rows(history, max_tokens=20, gamma=0.5)
+    [row] = trajectory_rows(settled(history), max_tokens=20, gamma=0.5)
     assert (row.turns, row.rewards, row.score) == ((0,), (1.0,), 1.0)
-    assert trajectory_rows(history[1:], max_tokens=20) == []
+    assert [one["reward"] for one in history] == [1.0, 0.0]
+    assert settled(history[1:]) == [] and trajectory_rows([], max_tokens=20) == []
 
 
 def test_a_tail_that_is_too_long_is_left_out_whole_and_counts() -> None:

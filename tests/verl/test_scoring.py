@@ -23,9 +23,9 @@ from verl.workers.rollout.replica import TokenOutput
 
 from errata_server.simulation import simulated
 from errata_trainer import SdpoItem
-from errata_trainer.episodes.tools import Tool
+from errata_trainer.episodes.tools import Tool, schema_of
 from errata_trainer.recipes.verl.scoring import RequestLimits, Scorer, sampled_calls, teacher_logprobs
-from errata_trainer.recipes.verl.tool_calls import TurnParser, schema_of
+from errata_trainer.recipes.verl.tool_calls import TurnParser
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(["One of red, green, blue holds a word. Submit it."])

@@ -71,6 +71,14 @@ class Tool:
         return {**self.constants, self.within: {**self.constants.get(self.within, {}), **named}}
 
 
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """Return the description of a tool for a chat template, as OpenAI's API has it."""
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class PlayedEnvironment:
     """What a trainer needs of an environment: its tools and how to show its observations.

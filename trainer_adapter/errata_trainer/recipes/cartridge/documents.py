@@ -31,9 +31,9 @@ def tool_manual(environment: PlayedEnvironment, tools: Sequence[str] | None = No
         required = tool.parameters.get("required", ())
         for argument, schema in (tool.parameters.get("properties") or {}).items():
             kind = schema.get("type", "any") if isinstance(schema, Mapping) else "any"
-            told = schema.get("description", "") if isinstance(schema, Mapping) else ""
+            description = schema.get("description", "") if isinstance(schema, Mapping) else ""
             need = "" if argument in required else ", optional"
-            lines.append(f"- {argument} ({kind}{need}): {told}".rstrip(": "))
+            lines.append(f"- {argument} ({kind}{need}): {description}".rstrip(": "))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 

@@ -257,8 +257,8 @@ class CartridgeTrainer:
         ids = torch.tensor([token for rollout in rollouts for token in rollout.completion_ids], device=states.device)
         with torch.no_grad():
             own = action_logprobs(states, ids, head.weight, head.bias, transform=head.transform)
-        told = torch.tensor([one for rollout in rollouts for one in rollout.logprobs or ()], device=states.device)
-        apart = float((own - told).abs().max())
+        servers = torch.tensor([one for rollout in rollouts for one in rollout.logprobs or ()], device=states.device)
+        apart = float((own - servers).abs().max())
         if not apart <= self._tolerance:
             raise ServiceError(
                 f"the server's log-probabilities with the cartridge {self.cartridge_id} are up to {apart:.3g} nats "

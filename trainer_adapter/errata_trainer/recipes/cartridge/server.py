@@ -119,8 +119,8 @@ class TokasaurusClient:
         }
         answer = self._asked("POST", "/custom/cartridge/completions", asked)
         try:
-            told = json.loads(answer["system_fingerprint"])
-            ids, packed = told["completion_ids"], told["packed_chosen_logprobs"]
+            fingerprint = json.loads(answer["system_fingerprint"])
+            ids, packed = fingerprint["completion_ids"], fingerprint["packed_chosen_logprobs"]
             finishes = [choice["finish_reason"] for choice in answer["choices"]]
             made = [
                 Completion(tuple(map(int, tokens)), _unpacked(text), finish)
@@ -131,8 +131,9 @@ class TokasaurusClient:
         if len(made) != count or any(
             len(one.ids) != len(one.logprobs) or not one.ids or min(one.ids) < 0 for one in made
         ):
-            told_of = f"{len(made)} completions for {count}, or tokens without log-probabilities"
-            raise ServiceError(f"the server sent {told_of}")
+            raise ServiceError(
+                f"the server sent {len(made)} completions for {count}, or tokens without log-probabilities"
+            )
         return made
 
     def _asked(self, method: str, path: str, body: Any = None) -> Any:

@@ -20,7 +20,7 @@ from ...episodes.conversation import TurnError, error_text, read_call, tool_mess
 from ...episodes.playing import EpisodeRunner
 from ...episodes.served import Connect, chosen_tools, served_environment
 from ...episodes.tasks import PROMPT, messages_of, offered_tasks
-from ...episodes.tools import PlayedEnvironment
+from ...episodes.tools import PlayedEnvironment, schema_of
 from .calls import tool_calls
 
 ENV_TYPE = "errata_env"
@@ -93,17 +93,7 @@ class ErrataEnv(gem.Env):  # type: ignore[misc]
         connect = Connect(url, tuple(sorted((headers or {}).items())), message_timeout_s, retries)
         self._runner = EpisodeRunner(environment, connect)
         self._prompt, self._max_steps, self._end_texts = _plain(messages_of(prompt)), max_steps, tuple(end_texts)
-        self.tools: list[dict[str, Any]] = [
-            {
-                "type": "function",
-                "function": {
-                    "name": name,
-                    "description": environment.tools[name].description,
-                    "parameters": _plain(environment.tools[name].parameters),
-                },
-            }
-            for name in self._names
-        ]
+        self.tools: list[dict[str, Any]] = [_plain(schema_of(environment.tools[name])) for name in self._names]
         self.env_reset_failed = self.env_timeout = False
         self._messages: list[dict[str, Any]] = []
         self._steps = 0

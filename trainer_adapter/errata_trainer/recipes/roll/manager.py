@@ -23,7 +23,7 @@ from errata_protocol.errors import InvalidRequest, ServiceError
 
 from ...packing import NOT_SAMPLED
 from . import env as _registered  # noqa: F401
-from .rows import Row, trajectory_rows
+from .rows import Row, settled, trajectory_rows
 
 log = logging.getLogger("errata.trainer")
 
@@ -76,10 +76,12 @@ class TrajectoryEnvManager(AgentNativeStepEnvManager):  # type: ignore[misc]
         self._has_warned = False
         chosen = getattr(worker_config, "group_filter_cls", None)
         if chosen is not None and not _drops_lost(chosen):
-            told = f"group_filter_cls {chosen} lets lost episodes through: set {__name__}.LostFilter"
+            problem = f"group_filter_cls {chosen} lets lost episodes through: set {__name__}.LostFilter"
             if "batch" in kinds or (kinds and norm.grouping != "traj_group_id"):  # type: ignore[union-attr]
-                raise InvalidRequest(f"{told}; with this reward_normalization their zero would be in the others' mean")
-            log.warning(told)
+                raise InvalidRequest(
+                    f"{problem}; with this reward_normalization their zero would be in the others' mean"
+                )
+            log.warning(problem)
 
     def step(self, llm_output: DataProto) -> Any:
         """Play a turn, or end the episode for ROLL's reason if no turn was sampled, e.g. because the context is full.
@@ -102,17 +104,13 @@ class TrajectoryEnvManager(AgentNativeStepEnvManager):  # type: ignore[misc]
         if lost is not None or "response_ids" not in history[0]:
             self.failure_mode = "no turn was sampled" if lost is None else f"lost: {lost}"
             return self._without_tokens(rollout_cache, lost)
-        sampled = [one for one in history if "response_ids" in one]
+        sampled = settled(history)
         self._has_logprobs = all("infer_logprobs" in one for one in sampled)
-        for tail in history[len(sampled) :]:  # ROLL makes no sample of an entry without a turn, and drops its reward
-            sampled[-1]["reward"] += tail.get("reward", 0.0)
-            if "reward" in tail:
-                tail["reward"] = 0.0
         by_step = super().formulate_rollouts(rollout_cache)
         if self.formulate_mode == "step":
             return by_step
         rows = trajectory_rows(
-            history,
+            sampled,
             max_tokens=self.pipeline_config.sequence_length,
             gamma=1.0 if self._has_baseline else self._row_gamma,
             step_gamma=self.pipeline_config.step_reward_gamma,
@@ -133,11 +131,11 @@ class TrajectoryEnvManager(AgentNativeStepEnvManager):  # type: ignore[misc]
                 name: column[[row.turns[0] for row in rows]] for name, column in by_step.non_tensor_batch.items()
             },
         )
-        told = {
+        objects = {
             name: by_step.non_tensor_batch[name] for name in ("step_scores", "trajectory_data", "messages", "tools")
         }
-        made.non_tensor_batch["step_scores"] = _objects(told.pop("step_scores"), [list(row.rewards) for row in rows])
-        for name, column in told.items():
+        made.non_tensor_batch["step_scores"] = _objects(objects.pop("step_scores"), [list(row.rewards) for row in rows])
+        for name, column in objects.items():
             made.non_tensor_batch[name] = _objects(column, [None] * (len(rows) - 1) + [column[-1]])
         made.meta_info = by_step.meta_info
         tag = rollout_cache.tag

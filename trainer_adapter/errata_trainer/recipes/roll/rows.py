@@ -37,8 +37,25 @@ class Row:
         return next(place for place, one in enumerate(self.segments) if one >= 0)
 
 
+def settled(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the turns of ROLL's history that were sampled, and give the last one the rewards of what follows.
+
+    Behind it an entry without ``response_ids`` may follow, where the episode ended because the context was full. ROLL
+    makes no sample of that, and would drop its reward.
+
+    Args:
+        history: ROLL's history of a trajectory; its rewards are changed.
+    """
+    count = next((at for at, one in enumerate(history) if "response_ids" not in one), len(history))
+    for tail in history[count:] if count else ():
+        history[count - 1]["reward"] += tail.get("reward", 0.0)
+        if "reward" in tail:
+            tail["reward"] = 0.0
+    return list(history[:count])
+
+
 def trajectory_rows(
-    history: Sequence[Mapping[str, Any]],
+    sampled: Sequence[Mapping[str, Any]],
     *,
     max_tokens: int,
     gamma: float = 1.0,
@@ -52,20 +69,14 @@ def trajectory_rows(
     turn has the same return in any packing.
 
     Args:
-        history: ROLL's history of the trajectory: ``prompt_ids`` and ``response_ids`` of each turn, its ``reward``, and
-            ``infer_logprobs`` if they are known. Behind the last sampled turn one without ``response_ids`` may follow,
-            whose reward belongs to the turn before.
+        sampled: Turns of the trajectory, of `settled`: ``prompt_ids``, ``response_ids``, ``reward``, and
+            ``infer_logprobs`` if they are known.
         max_tokens: Most tokens of a row. Turns with which it would be longer are left out whole.
         gamma: Discount of a turn behind the row, for ``score``. 1.0 where a mean of the group is subtracted from it: a
             discounted score of a good trajectory could fall below the mean.
         step_gamma: Discount of a turn for ``returns``, which are those of ROLL's ``compute_discounted_returns``.
     """
-    count = next((at for at, one in enumerate(history) if "response_ids" not in one), len(history))
-    sampled = list(history[:count])
-    if not sampled:
-        return []
-    rewards = [float(one.get("reward", 0.0)) for one in sampled]
-    rewards[-1] += sum(float(one.get("reward", 0.0)) for one in history[count:])
+    rewards = [float(one["reward"]) for one in sampled]
     returns = discounted(rewards, step_gamma)
     turns = [_turn(one) for one in sampled]
     return [
@@ -76,7 +87,7 @@ def trajectory_rows(
             sample.turns,
             tuple(rewards[turn] for turn in sample.turns),
             tuple(sample.spread(returns)),
-            sum(rewards) * gamma ** (count - 1 - sample.turns[-1]),
+            sum(rewards) * gamma ** (len(sampled) - 1 - sample.turns[-1]),
         )
         for sample in pack(turns, max_tokens=max_tokens, separate_runs=True).samples
     ]

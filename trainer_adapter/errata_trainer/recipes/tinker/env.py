@@ -22,7 +22,7 @@ from errata_protocol.errors import SessionLost
 from ...episodes.awaited import AwaitedRunner
 from ...episodes.conversation import answer_call, turn_errors, with_opening
 from ...episodes.served import Connect, chosen_tools, served_environment
-from ...episodes.tools import PlayedEnvironment
+from ...episodes.tools import PlayedEnvironment, schema_of
 from ...packing import NOT_SAMPLED, SampledTurn, pack
 from ...rollouts.deliveries import Delivery
 from ...rollouts.rollout import Rollout
@@ -104,10 +104,7 @@ class ErrataEnv(Env):  # type: ignore[misc]
     def tools(self) -> list[dict[str, Any]]:
         """Descriptions of the student's tools, JSON Schema."""
         played = self.runner.environment.tools
-        return [
-            {"name": name, "description": played[name].description, "parameters": dict(played[name].parameters)}
-            for name in self._tools
-        ]
+        return [schema_of(played[name])["function"] for name in self._tools]
 
     async def initial_observation(self) -> Any:
         """Begin the episode and return the tokens of the prompt, and what ends a turn.

@@ -21,10 +21,10 @@ from errata_protocol.errors import ServiceError, SessionLost
 from ...episodes.awaited import AwaitedRunner
 from ...episodes.conversation import Conversation, ConversationLimits, Heard, StudentTurn, converse
 from ...episodes.served import Connect, check_served, chosen_tools, served_environment
-from ...episodes.tools import PlayedEnvironment
+from ...episodes.tools import PlayedEnvironment, schema_of
 from .options import EpisodeOptions, options_of
 from .records import HANDED_OVER, handed_over
-from .tool_calls import TurnParser, schema_of, tool_parser_of
+from .tool_calls import TurnParser, tool_parser_of
 
 ERRATA = "errata"
 """Name of the agent loop: ``actor_rollout_ref.rollout.agent.default_agent_loop``, or ``agent_name`` of a row."""

@@ -19,6 +19,7 @@ from ...assembly.preferences import rejected_here
 from ...channels.prm import shaped_advantages
 from ...channels.schedules import has_weight, weight_at
 from ...episodes.playing import worth_a_look
+from ...episodes.tools import schema_of
 from ...monitoring.completions import EID, completion_table, described, marked_turns
 from ...monitoring.metrics import Metrics
 from ...monitoring.watch import Watch
@@ -26,7 +27,6 @@ from ...rollouts.rollout import DpoPair, Rollout, SdpoItem
 from .agent_loop import Played
 from .options import ChannelOptions
 from .records import Row, read_rows
-from .tool_calls import schema_of
 
 
 class RolloutServer(Protocol):

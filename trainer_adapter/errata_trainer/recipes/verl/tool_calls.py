@@ -8,8 +8,6 @@ from typing import Any
 from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from ...episodes.tools import Tool
-
 
 class TurnParser:
     """Reads sampled turns with one of VeRL's parsers of tool calls.
@@ -17,7 +15,7 @@ class TurnParser:
     Args:
         tool_parser: VeRL's parser, `ToolParser.get_tool_parser`.
         tokenizer: Tokenizer of the student.
-        tools: Descriptions of the student's tools for a chat template; see `schema_of`.
+        tools: Descriptions of the student's tools for a chat template; see `errata_trainer.episodes.tools.schema_of`.
 
     Attributes:
         ends: Tokens that end a turn.
@@ -97,19 +95,11 @@ def response_template(parser: ToolParser, tokenizer: Any) -> dict[str, Any]:
     return {"defaults": {"role": "assistant"}, "fields": fields}
 
 
-def schema_of(tool: Tool) -> dict[str, Any]:
-    """Return the description of a tool for a chat template, as OpenAI's API has it."""
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-    }
-
-
 def parser_schema(tool: Mapping[str, Any]) -> OpenAIFunctionToolSchema:
     """Return the description of a tool as VeRL's parsers read it: of each argument only the type, which some need.
 
     Args:
-        tool: Description for a chat template; see `schema_of`.
+        tool: Description for a chat template; see `errata_trainer.episodes.tools.schema_of`.
     """
     function = tool["function"]
     properties = function["parameters"].get("properties", {})

@@ -26,6 +26,7 @@ from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 
 from ...assembly.teacher_pairs import TeacherPairs
+from ...episodes.tools import schema_of
 from ...monitoring.metrics import combined
 from ...monitoring.progress import health, progress_line
 from ...rollouts.rollout import DpoPair
@@ -52,7 +53,7 @@ from .options import channel_options_of, options_of
 from .records import HANDED_OVER, Row
 from .sampling import WatchedBuffer
 from .scoring import RequestLimits, Scorer
-from .tool_calls import TurnParser, schema_of, tool_parser_of
+from .tool_calls import TurnParser, tool_parser_of
 
 STATE = "errata"
 """Folder of a checkpoint of VeRL with the state of the channels."""
