@@ -13,11 +13,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from errata_protocol.errors import InvalidRequest, ServiceError, SessionLost
-from errata_trainer.episodes.tools import Tool
+from errata_trainer.episodes.tools import Tool, schema_of
 from errata_trainer.recipes.verl import EpisodeOptions, write_dataset
 from errata_trainer.recipes.verl import dataset as dataset_module
 from errata_trainer.recipes.verl.options import options_of
-from errata_trainer.recipes.verl.tool_calls import parser_schema, schema_of
+from errata_trainer.recipes.verl.tool_calls import parser_schema
 from errata_trainer.tiny import END
 
 from ..environments.shelf import TOGETHER, ShelfEnvironment
