@@ -6,6 +6,7 @@ A command that is added is found here, and with it in the tests that run all com
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import io
 import logging
@@ -17,6 +18,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
+import typer.main
 from typer.models import ArgumentInfo
 
 from errata_server.cli import commands
@@ -100,7 +102,7 @@ def run(*arguments: str) -> Ended:
     root.handlers = [handler for handler in handlers if not isinstance(handler.formatter, JsonLines)]
     sys.argv, sys.stdout, sys.stderr = ["errata", *arguments], out, err
     try:
-        commands.main()
+        main()
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
@@ -110,6 +112,16 @@ def run(*arguments: str) -> Ended:
         sys.argv, sys.stdout, sys.stderr = before
         root.handlers = handlers
     return Ended(status, *(_text(stream) for stream in (out, err)))
+
+
+def main() -> None:
+    """Run the entry point of ``errata``, with its commands built once: that is most of what a refused call costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", _built)
+        commands.main()
+
+
+_built = functools.cache(typer.main.get_command)
 
 
 def assert_harmless(ended: Ended) -> None:

@@ -41,6 +41,7 @@ from tests.path_watch import Started, Watched, watching
 from tests.sandboxd import fake_engine
 
 from .asgi_peer import Peer
+from .command_line import main
 from .environments import CountAction, CountEnvironment, CountObservation
 
 CASES, RUNS = 24, 10
@@ -189,7 +190,7 @@ def test_no_name_of_a_command_is_a_path(
             argv += [given] if is_argument(hint) else [f"--{other.replace('_', '-')}={given}"]
         argv += ["--", value] if is_argument(hints[name]) else [f"--{name.replace('_', '-')}={value}"]
         monkeypatch.setattr(sys, "argv", argv)
-        run(commands.main, value, place)
+        run(main, value, place)
 
 
 # Programs
@@ -273,7 +274,7 @@ def test_no_name_of_a_program_is_a_path(
                 argv += [f"{other.option_strings[-1]}={given}"] if other.option_strings else [given]
             argv += [f"{action.option_strings[-1]}={value}"] if action.option_strings else ["--", value]
             monkeypatch.setattr(sys, "argv", argv)
-            run(commands.main, value, place)
+            run(main, value, place)
         for target in engine.asked:
             path = urlsplit(target.partition(" ")[2]).path
             assert not {".", ".."} & set(unquote(path).split("/")), target
