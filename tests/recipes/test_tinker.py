@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import math
@@ -47,8 +48,9 @@ from .spoiled_service import Faults, SpoiledService
 SEVERAL = "many sites"
 
 
-@pytest.fixture(scope="module")
-def shared_service() -> Iterator[SpoiledService]:
+@contextlib.contextmanager
+def started() -> Iterator[SpoiledService]:
+    """Run a service."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TINKER_TELEMETRY", "0")
         patched.setenv("TINKER_API_KEY", "tml-test")
@@ -58,6 +60,12 @@ def shared_service() -> Iterator[SpoiledService]:
                 parameter.mul_(4.0 if parameter.dim() == 2 else 1.0)  # so that what is said before an answer matters
         with SpoiledService(model) as service:
             yield service
+
+
+@pytest.fixture(scope="module")
+def shared_service() -> Iterator[SpoiledService]:
+    with started() as service:
+        yield service
 
 
 OPEN: list[TinkerPolicy] = []
@@ -370,16 +378,20 @@ def test_a_hung_service_is_given_up_at_the_deadline(service: SpoiledService, nam
         policy.sample([(5, 6)], max_tokens=2)
 
 
-def test_the_session_is_ended_once(service: SpoiledService) -> None:
-    with TinkerPolicy.connect(service.url, "tiny", deadline_s=60 * SLOWDOWN) as policy:
+def test_the_session_is_ended_once() -> None:
+    with (
+        started() as service,  # of its own: a policy of an earlier test may still be ending its session
+        TinkerPolicy.connect(service.url, "tiny", deadline_s=60 * SLOWDOWN) as policy,
+    ):
         given = TinkerPolicy(policy.training)
         given.close()
         assert not any("finish" in name for name in service.calls)
         assert given.sample([(5, 6)], max_tokens=1)
-    assert sum(count for name, count in service.calls.items() if "finish" in name) == 1
-    policy.close()
-    with pytest.raises(ServiceError, match="the Tinker service failed: RuntimeError"):
-        policy.sample([(5, 6)], max_tokens=1)
+        policy.close()
+        policy.close()
+        assert sum(count for name, count in service.calls.items() if "finish" in name) == 1
+        with pytest.raises(ServiceError, match="the Tinker service failed: RuntimeError"):
+            policy.sample([(5, 6)], max_tokens=1)
 
 
 def test_nobody_there_is_said_without_the_sdks_five_minutes() -> None:
