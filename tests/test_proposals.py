@@ -18,6 +18,7 @@ each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
 THREAD = re.compile(r"https://github\.com/([\w-]+/[\w-]+)/(?:issues|pull)/(\d+)")
 TODAY = re.compile(r"<!-- today: (\w+) -->")
 TESTS = ("tests/upstream_patches/test_today.py", "tests/upstream_envs/test_today_environments.py")
+"""Where a sentence's `test_today_NAME` may be: those of all proposals."""
 
 
 def words(path: Path) -> int:
