@@ -16,7 +16,7 @@ from errata_server.cli.commands import cli
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "envs/*/README.md", "bench/*.md", "rfcs/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "envs/*/README.md", "bench/*.md", "rfcs/**/*.md")
     for path in ROOT.glob(pattern)
 )
 

@@ -17,6 +17,7 @@ NEEDED = [
     "LICENSE",
     *(f"tests/core/{file}" for file in FILES),
     *(f"envs/{name}/openenv.yaml" for name in ("echo_env", *VERDICTS)),
+    *(f"docs/source/{page}" for page in ("_toctree.yml", "environments/coding.md", "environments/repl.md")),
 ]
 OTHERS = ["README.md", "src/openenv/__init__.py", "tests/core/test_other.py", "envs/other_env/openenv.yaml"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {"GIT_CONFIG_GLOBAL": os.devnull}

@@ -8,8 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,38 +18,14 @@ from errata_conformance.cli import main
 
 from ..openenv_source import needs_openenv_source
 from ..upstream.suite import suite_outcomes
+from .trees import apply, changed, files, lines, played, run, unpacked
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PATCHES = sorted((ROOT / "rfcs" / "upstream").glob("0*.patch"))
-FETCHED = ROOT / ".cache" / "upstream-patches" / "dist"
 ORDERS = {"none": [], "0001": PATCHES[:1], "0002": PATCHES[1:], "0001-0002": PATCHES, "0002-0001": PATCHES[::-1]}
 
 pytestmark = [pytest.mark.upstream_patches, pytest.mark.timeout(300)]
-
-
-def unpacked(kind: str, to: Path) -> Path:
-    """Unpack a distribution as a checkout lies: packages below src, no tests of the patches' names."""
-    assert FETCHED.is_dir(), "run `make test-upstream-patches`, which fetches the distributions"
-    if kind == "wheel":
-        (wheel,) = FETCHED.glob("*.whl")
-        zipfile.ZipFile(wheel).extractall(to / "src")
-    else:
-        (sdist,) = FETCHED.glob("*.tar.gz")
-        with tarfile.open(sdist) as archive:
-            archive.extractall(to, filter="data")
-        (inner,) = to.iterdir()
-        for one in inner.iterdir():
-            one.rename(to / one.name)
-        inner.rmdir()
-    return to
-
-
-def apply(tree: Path, patch: Path) -> None:
-    """Apply a patch exactly: no fuzz, no offset in whitespace."""
-    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}  # not a part of any repository
-    for more in (["--check"], []):
-        subprocess.run(["git", "apply", "--whitespace=error", *more, str(patch)], cwd=tree, env=environment, check=True)
 
 
 @pytest.fixture(scope="module")
@@ -64,25 +38,6 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pat
             for patch in patches:
                 apply(tree, patch)
     return made
-
-
-def run(tree: Path, *command: str, text: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python with the OpenEnv of a tree in place of the installed one."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ERRATA_", "OPENENV_", "PYTEST_"))}
-    environment = kept | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"} | variables
-    return subprocess.run(
-        [sys.executable, *command], cwd=tree, env=environment, input=text, capture_output=True, text=True, check=False
-    )
-
-
-def files(tree: Path) -> dict[str, bytes]:
-    """Return a tree's files by path."""
-    return {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*") if p.is_file()}
-
-
-def changed(patch: Path) -> set[str]:
-    """Return the paths that a patch touches."""
-    return set(re.findall(r"^diff --git a/\S+ b/(\S+)$", patch.read_text(), re.M))
 
 
 def test_there_are_two_patches() -> None:
@@ -146,19 +101,6 @@ def test_upstreams_suite_passes_as_before(trees: dict[tuple[str, str], Path], tm
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
-
-
-def lines(name: str) -> str:
-    return (HERE / f"{name}.jsonl").read_text()
-
-
-def played(tree: Path, *more: str) -> list[Any]:
-    """Return what the OpenEnv of a tree answers to the recorded and the written messages."""
-    done = run(tree, str(HERE / "transcript.py"), "play", *more, text=lines("recorded") + lines("written"))
-    assert done.returncode == 0, done.stderr[-4000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["openenv"].startswith(str(tree))
-    return list(said["answers"])
 
 
 @pytest.fixture(scope="module")

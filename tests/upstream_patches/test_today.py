@@ -1,0 +1,274 @@
+"""What rfcs/proposals says that stock OpenEnv 0.10.0 does: a test for each sentence, by the name in its comment.
+
+A sentence about today is followed by ``<!-- today: NAME -->``. ``tests/test_proposals.py`` looks for the function
+``test_today_NAME`` here and in ``tests/upstream_envs/test_today_environments.py``, which has OpenEnv's environments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from fastmcp import FastMCP
+from openenv import GenericEnvClient
+from openenv.core.client_types import StepResult
+from openenv.core.env_server import (
+    Action,
+    CallToolObservation,
+    Environment,
+    HTTPEnvServer,
+    MCPEnvironment,
+    Observation,
+    State,
+    ToolError,
+    ToolErrorType,
+)
+from openenv.core.env_server.gradio_ui import _result_html
+from openenv.core.harness.environment import HarnessEnvironment
+from openenv.core.harness.rollout import StepEnvSessionAdapter, _serialize_for_message
+from openenv.core.mcp_client import MCPToolClient
+from pydantic import ValidationError
+
+pytestmark = pytest.mark.upstream_patches
+
+
+class WordAction(Action):
+    """Say a word; ``no`` is refused, ``slow`` takes its time."""
+
+    word: str
+
+
+class WordObservation(Observation):
+    """How many words were said."""
+
+    said: int = 0
+
+
+class WordEnvironment(Environment[WordAction, WordObservation, State]):
+    """Counts words."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state = State()
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> WordObservation:
+        self._state = State(episode_id=episode_id)
+        return WordObservation()
+
+    def step(self, action: WordAction, timeout_s: float | None = None, **kwargs: Any) -> WordObservation:
+        if action.word == "no":
+            raise ValueError("the word is refused")
+        if action.word == "slow":
+            RELEASED.wait()
+        self._state.step_count += 1
+        return WordObservation(said=self._state.step_count, metadata={"word": action.word})
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+
+RELEASED = threading.Event()
+"""Lets slow steps end."""
+
+
+class Tools(MCPEnvironment):
+    """Has one tool, which fails."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        server = FastMCP("tools")
+
+        @server.tool
+        def fail() -> str:
+            raise ValueError("it failed")
+
+        super().__init__(server)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+def app(environment: Any = WordEnvironment, action: Any = WordAction, observation: Any = WordObservation) -> FastAPI:
+    """Return a stock application."""
+    application = FastAPI()
+    HTTPEnvServer(environment, action, observation, max_concurrent_envs=4).register_routes(application)
+    return application
+
+
+def asked(application: FastAPI, *messages: dict[str, Any]) -> list[Any]:
+    """Return the replies to messages on one socket."""
+    with TestClient(application).websocket_connect("/ws") as socket:
+        replies = []
+        for message in messages:
+            socket.send_json(message)
+            replies.append(socket.receive_json())
+        return replies
+
+
+@contextmanager
+def served(application: FastAPI) -> Iterator[str]:
+    """Serve an application on a port of this machine; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def step(word: str) -> dict[str, Any]:
+    return {"type": "step", "data": {"word": word}}
+
+
+def test_this_is_stock_openenv() -> None:
+    assert importlib.metadata.version("openenv") == "0.10.0"
+
+
+# -- B, error information ---------------------------------------------------------------------------------------------
+
+
+def test_today_metadata_is_delivered_twice() -> None:
+    (reply,) = asked(app(), step("one"))
+    assert reply["data"]["metadata"] == reply["data"]["observation"]["metadata"] == {"word": "one"}
+
+
+def test_today_an_exception_is_an_error_frame() -> None:
+    first, refused, last = asked(app(), step("one"), step("no"), step("two"))
+    assert refused == {"type": "error", "data": {"message": "the word is refused", "code": "EXECUTION_ERROR"}}
+    assert last["data"]["observation"]["said"] == first["data"]["observation"]["said"] + 1
+
+
+def test_today_undeclared_fields_are_refused() -> None:
+    with pytest.raises(ValidationError, match="extra_forbidden"):
+        WordObservation(error_info={})
+
+
+def test_today_tool_errors_have_five_types_and_a_message() -> None:
+    assert {one.value for one in ToolErrorType} == {
+        "execution_error",
+        "invalid_args",
+        "transport_error",
+        "tool_not_found",
+        "timeout",
+    }
+    assert set(ToolError.model_fields) == {"error_type", "message"}
+    assert "NOT for errors returned\n    by the tool itself" in str(ToolError.__doc__)
+    assert "error" in CallToolObservation.model_fields
+    assert "error" not in Observation.model_fields
+
+
+@pytest.mark.parametrize("error", [{"error_type": "syntax_error"}, {"error_type": "timeout", "site": 3}])
+def test_today_clients_refuse_another_tool_error(error: dict[str, Any]) -> None:
+    client = MCPToolClient(base_url="http://127.0.0.1:1")
+    payload = {"observation": {"tool_name": "f", "error": {"message": "m", **error}}, "reward": None, "done": False}
+    with pytest.raises(ValidationError):
+        client._parse_result(payload)
+
+
+def test_today_core_writes_errors_into_metadata() -> None:
+    tools = Tools()
+    assert tools.execute_code("x = = 1").metadata["error"].startswith("Syntax error: ")
+    assert tools.execute_code("1 / 0").metadata == {"error": "division by zero"}
+
+    harness = HarnessEnvironment.__new__(HarnessEnvironment)
+    harness._trajectory, harness.transform = [], None  # type: ignore[assignment]
+
+    async def nothing() -> None: ...
+
+    harness._cleanup_episode = nothing  # type: ignore[method-assign]
+    metadata = asyncio.run(harness._terminal_error_observation("it died", "harness_error")).metadata
+    assert (metadata["error"], metadata["error_type"]) == ("it died", "harness_error")
+
+
+def test_today_the_web_interface_shows_an_error_of_metadata_alone() -> None:
+    shown = {"stdout": "one", "metadata": {"error": {"message": "it failed"}}}
+    assert "it failed" in _result_html({"observation": shown}, 1)
+    assert "stdout" not in _result_html({"observation": shown}, 1)
+    assert "stdout" in _result_html({"observation": shown | {"metadata": {"error_info": {"kind": "k"}}}}, 1)
+
+
+def test_today_an_mcp_result_has_no_observation() -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "fail", "arguments": {}}}
+    (reply,) = asked(app(Tools, Action, Observation), {"type": "mcp", "data": call})
+    text = json.dumps(reply)
+    assert "it failed" in text
+    assert "metadata" not in text
+    assert "observation" not in text
+
+
+def test_today_the_harness_adapter_shows_metadata_to_the_model() -> None:
+    observation = WordObservation(metadata={"safety_violation": "import os"})
+    client = SimpleNamespace(
+        reset=lambda **kwargs: StepResult(observation), step=lambda action: StepResult(observation, reward=-1.0)
+    )
+    adapter = StepEnvSessionAdapter(
+        client,
+        tool_specs=[SimpleNamespace(name="say")],  # type: ignore[list-item]
+        action_builder=lambda name, arguments: arguments,
+        initial_messages_builder=lambda result, task: [],
+    )
+    message = _serialize_for_message(adapter.call_tool("say", {}).data)
+    assert "safety_violation" in message
+    assert '"reward": -1.0' in message
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_today_a_timeout_ends_the_session() -> None:
+    RELEASED.clear()
+
+    async def use(url: str) -> tuple[int, dict[str, Any]]:
+        async with GenericEnvClient(base_url=url) as env:
+            await env.reset(episode_id="mine")
+            before = (await env.step({"word": "one"})).observation["said"]
+            env._message_timeout = 0.05  # passes however fast the machine is: the step waits for RELEASED
+            with pytest.raises(TimeoutError):
+                await env.step({"word": "slow"})
+            RELEASED.set()
+            env._message_timeout = 60
+            return before, await env.state()
+
+    with served(app()) as url:
+        before, state = asyncio.run(use(url))
+    assert before == 1
+    assert (state["episode_id"], state["step_count"]) == (None, 0)
+
+
+def test_today_a_created_session_outlives_its_socket() -> None:
+    with TestClient(app()) as client:
+        created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
+        path = f"/ws?session_id={created['result']['session_id']}"
+        with client.websocket_connect(path) as socket:
+            for message in ({"type": "reset", "data": {"episode_id": "mine"}}, step("one")):
+                socket.send_json(message)
+                assert socket.receive_json()["type"] == "observation"
+        with client.websocket_connect(path) as socket:
+            socket.send_json({"type": "state"})
+            assert socket.receive_json()["data"] == {"episode_id": "mine", "step_count": 1}
