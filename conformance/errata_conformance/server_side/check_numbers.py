@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ..exact import encode
-from ..results import Broken, NotFollowed, NotSupported, NotTested, ensure
+from ..results import Broken, NotApplicable, NotFollowed, NotSupported, NotTested, ensure
 from .check_fork import alike
 from .check_markers import rpc
 from .check_mux import spoken, unsupported
@@ -36,10 +36,13 @@ async def _(target: Target) -> None:
 
 @check("R-016-15", "a tools/call has an id, and its reply is a delivery")
 async def _(target: Target) -> None:
-    tool = target.probe.need("tool")
     async with target.session() as session:
         reset = await session.works("reset")
-        called = await session.request("mcp", rpc("tools/call", tool))
+        if target.probe.tool is None:
+            listed = (await session.read("mcp", rpc("tools/list", {}))).data
+            if not isinstance(listed, dict) or "result" not in listed:
+                raise NotApplicable("the environment has no MCP tools")
+        called = await session.request("mcp", rpc("tools/call", target.probe.need("tool")))
         unsupported(called)
         ensure(called.type == "mcp", f"{called}")
         place = (called.get("eid"), called.get("t"))
