@@ -43,14 +43,16 @@ def in_thread(server: uvicorn.Server) -> Iterator[str]:
         assert not thread.is_alive()
 
 
-def checked(url: str, faults: bool = False, only: tuple[str, ...] = (), **options: object) -> list[Result]:
+def checked(
+    url: str, faults: bool = False, only: tuple[str, ...] = (), rfcs: tuple[str, ...] = RFCS, **options: object
+) -> list[Result]:
     """Hold a server against the RFCs."""
 
     async def main() -> list[Result]:
         target = Target(url, **options)  # type: ignore[arg-type]
         await prepared(target, "tally")
         checks = [
-            one for one in selected(RFCS, None, only) if faults or not one.body.__module__.endswith("check_faults")
+            one for one in selected(rfcs, None, only) if faults or not one.body.__module__.endswith("check_faults")
         ]
         return await run(target, checks, jobs=8)
 

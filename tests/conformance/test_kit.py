@@ -121,6 +121,24 @@ def test_every_wrong_server(name: str) -> None:
     assert found and found[0] == DEFECTS[name].statement, as_text(results)
 
 
+@pytest.mark.conformance
+@pytest.mark.parametrize(
+    ("name", "statement"),
+    [
+        ("mux-digest-zero", "R-015-6"),
+        ("mux-without-digest", "R-015-6"),
+        ("mux-read-digest-zero", "R-015-6"),
+        ("mux-one-eid", "R-015-1"),
+        ("key-twice", "R-016-5"),
+        ("ack-deletes-all", "R-016-21"),
+    ],
+)
+def test_what_no_check_of_its_own_looks_for_is_noticed_with_016_alone(name: str, statement: str) -> None:
+    with sample(name) as url:
+        results = checked(url, rfcs=("016",))
+    assert statement in [root.statement for root, _ in grouped(results)], as_text(results)
+
+
 class Process:
     """The sample server as a process of its own, with commands that stop, kill and start it."""
 

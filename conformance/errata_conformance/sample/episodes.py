@@ -205,6 +205,10 @@ class Instance:
         self.lost = False
         self.running = asyncio.Lock()
 
+    def new_eid(self) -> str:
+        """Return the eid of a new episode."""
+        return self.world.eid()
+
     @property
     def place(self) -> dict[str, Any]:
         """Return eid and t of the last delivery, null before the first."""
@@ -267,7 +271,7 @@ class Instance:
             self.env = Tally(self.world.wrong, self.world.declared)
         payload = encode(self.env.reset(data.get("episode_id")))
         again = self.world.wrong("one-eid") and self.episode is not None
-        eid = self.episode.eid if again and self.episode is not None else self.world.eid()
+        eid = self.episode.eid if again and self.episode is not None else self.new_eid()
         self.episode = Episode(eid, self.owner, data.get("episode_id"), session=self)
         self.world.episodes[eid] = self.episode
         return self._delivered("reset", data, payload)

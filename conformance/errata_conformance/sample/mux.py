@@ -14,6 +14,7 @@ from .episodes import LIMITS, Episode, Instance, Refusal, World
 
 NAME = re.compile(r"[A-Za-z0-9_-]{21,128}")
 PART = 256 * 1024
+ZERO = "sha256:" + "0" * 64
 TYPES: dict[str, tuple[bool | None, str | None]] = {  # sid (None: optional), number
     "open": (True, None),
     "resume": (False, None),
@@ -85,6 +86,10 @@ class MuxSession(Instance):
         self.seq, self.last_seq = 0, 0
         self.queue: asyncio.Queue[int] = asyncio.Queue()
         self.worker = asyncio.create_task(self.work())
+
+    def new_eid(self) -> str:
+        """Return the eid of a new episode."""
+        return "ep_of_every_episode" if self.world.wrong("mux-one-eid") else super().new_eid()
 
     def position(self) -> dict[str, Any]:
         """Return the data of opened and resumed."""
@@ -222,7 +227,14 @@ class MuxSession(Instance):
         else:
             payload = await self.step(data, strict=True, kind=request.kind)
         kind = "mcp" if request.kind == "mcp" else "observation"
-        return {"type": kind, **self.place, "digest": self.world.digest(payload)}, payload
+        place = {**self.place, "digest": self.world.digest(payload)}
+        if self.world.wrong("mux-digest-zero"):
+            place["digest"] = ZERO
+        if self.world.wrong("mux-without-digest"):
+            del place["digest"]
+        if self.world.wrong("key-twice"):
+            payload = f'{{"done":false,{payload[1:]}'
+        return {"type": kind, **place}, payload
 
     async def idle(self) -> None:
         """Wait until every admitted request has its reply."""
@@ -252,6 +264,8 @@ class MuxSession(Instance):
             raise Refusal("NO_RESET")
         if data.get("eid") in (None, self.episode.eid) and t > self.episode.t:
             raise Refusal("T_OUT_OF_RANGE", eid=self.episode.eid, t=t, deliveries=self.episode.t + 1)
+        if self.world.wrong("mux-one-eid"):
+            self.world.episodes[self.episode.eid] = self.episode  # which another session has overwritten
         episode = self.world.forked(data.get("eid") or self.episode.eid, t, self.owner)
         session = MuxSession(self.world, self.owner, child["sid"], child["key"], self.group)
         session.episode = episode
@@ -562,8 +576,11 @@ class Socket:
         """Execute a message to a session."""
         kind, data = message["type"], message.get("data", {})
         if kind == "ack":
+            beyond = data.get("last", 0) > session.answered or data.get("last_seq", 0) > session.seq
+            if beyond and not self.world.wrong("ack-beyond"):
+                raise Refusal("INVALID_ENVELOPE")
             for id, request in session.requests.items():
-                request.acknowledged |= id <= data.get("last", 0)
+                request.acknowledged |= id <= data.get("last", 0) or self.world.wrong("ack-deletes-all")
             session.last_seq = max(session.last_seq, data.get("last_seq", 0))
         elif kind == "cancel":
             victim = session.requests.get(message["id"])
@@ -587,6 +604,8 @@ class Socket:
                 if self.world.wrong("reads-queue"):
                     await session.idle()
                 head, payload = session.at(data)
+                if self.world.wrong("mux-read-digest-zero"):
+                    head["digest"] = ZERO
             elif kind == "rewards":
                 if session.episode is None and not data.get("eid"):
                     raise Refusal("NO_RESET")

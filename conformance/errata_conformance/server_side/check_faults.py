@@ -122,24 +122,31 @@ async def _(target: Target) -> None:
     if target.kill is None:
         raise NotTested("a command that kills the server is needed: --kill")
     async with target.session() as session:
-        await session.works("reset")
-        seen = [await session.works("step", action) for action in target.steps(3)]
+        seen = [await session.works("reset")]
+        seen += [await session.works("step", action) for action in target.steps(3)]
         await shell(target.kill)
         await session.wire.ended()
     await up(target)
+    eid, last = seen[0].get("eid"), len(seen) - 1
     async with target.multiplexed() as wire:
         session.wire = wire
-        answer = await session.resumed(last=session.id - 1)
+        answer = await session.resumed(last=0)
         if answer.code == "SESSION_LOST":
             return
         ensure(answer.type == "resumed", f"{answer}")
         place = (answer.data.get("next_id"), answer.data.get("t"))
-        ensure(place == (session.id + 1, len(seen)), f"acknowledged deliveries are gone: next_id, t = {place}")
-        reply = await session.reply(session.id)
-        ensure(reply.payload == seen[-1].payload, f"the last reply was {seen[-1]}, and is {reply}")
+        ensure(place == (session.id + 1, last), f"acknowledged deliveries are gone: next_id, t = {place}")
+        for id, was in enumerate(seen, 1):
+            reply = await session.reply(id)
+            ensure(reply.payload == was.payload, f"the reply to {id} was {was}, and is {reply}")
+        if "state_at" in target.extensions:
+            for t, was in enumerate(seen):
+                read = await session.read("state", {"t": t})
+                ensure(read.payload == was.payload, f"delivery {t} was {was}, and is {read}")
+                await target.http("GET", f"/episodes/{eid}/states/{t}")
         try:
-            step = await session.request(*target.turn(len(seen)))
+            step = await session.request(*target.turn(last))
         except Blocked as error:
             raise Broken(str(error)) from None
         lost = step.code == "SESSION_LOST"
-        ensure(lost or step.get("t") == target.turn_t(len(seen)), f"the next request: {step}")
+        ensure(lost or step.get("t") == target.turn_t(last), f"the next request: {step}")

@@ -6,9 +6,10 @@ import asyncio
 
 from ..exact import digest, encode
 from ..results import Blocked, ensure
+from .check_markers import rpc
 from .check_replay import valid
 from .registry import check
-from .sockets import Message, Session, Wire
+from .sockets import Message, Session, Wire, name
 from .target import Target
 
 
@@ -61,6 +62,32 @@ async def _(target: Target) -> None:
         for id in range(4, 8):
             reply = await session.reply(id)
             ensure(reply.payload == seen[id].payload, f"the reply to {id} after another: {reply}")
+
+
+@check("R-016-21", "an ack deletes the replies that it names, and no others")
+async def _(target: Target) -> None:
+    async with target.session() as session, target.multiplexed() as wire:
+        await session.works("reset")
+        sent = {id: session.envelope(*target.turn(id - 2), id=id) for id in (2, 3, 4)}
+        seen = {}
+        for id, request in sent.items():
+            await session.wire.send(request)
+            seen[id] = await session.reply(id)
+        await session.wire.send(session.envelope("ack", {"last": 2}))
+        for data in ({"last": 1}, {"last_seq": 0}, {}):
+            await session.wire.send(session.envelope("ack", data))
+        for id in (3, 4):
+            await session.wire.send(sent[id])
+            reply = await session.reply(id)
+            ensure(reply.payload == seen[id].payload, f"the reply to {id}, sent again after an ack of 2: {reply}")
+        await session.wire.lose()
+        await back(session, wire, last=0)
+        for id in (3, 4):
+            reply = await session.reply(id)
+            ensure(reply.payload == seen[id].payload, f"the reply to {id}, after an ack of 2 and a resume: {reply}")
+        session.id = 4
+        step = await session.request(*target.turn(3))
+        ensure(step.type == "observation" and step.get("t") == target.turn_t(3), f"the next request: {step}")
 
 
 @check("R-016-22", "resume is answered first, then comes what was missed, in order")
@@ -116,14 +143,22 @@ async def _(target: Target) -> None:
     actions = target.probe.need("step")
     async with target.session() as session, target.multiplexed() as wire:
         ensure(not (await session.works("reset")).get("request"), "a reply to a fresh request carries `request`")
-        text = encode(actions[0])
-        session.id += 1
-        await session.wire.send(f'{{"sid":"{session.sid}","id":2,"type":"step","data":{text}}}')
-        await session.reply(2)
+        sent = [("step", encode(actions[0])), ("step", "[]")]  # the second fails
+        if target.probe.tool is not None:
+            sent.append(("mcp", encode(rpc("tools/call", target.probe.tool))))
+        sent.append(("fork", encode({"t": 0, "child": {"sid": name(), "key": name()}})))
+        for id, (kind, text) in enumerate(sent, 2):
+            await session.wire.send(f'{{"sid":"{session.sid}","id":{id},"type":"{kind}","data":{text}}}')
+            if (await session.reply(id)).code == "UNKNOWN_TYPE":
+                break
+            session.id = id
         await session.wire.lose()
         await back(session, wire, last=1)
-        reply = await session.reply(2)
-        ensure(reply.get("request") == digest(text), f"`request` is the digest of {text}: {reply}")
+        for id, (_, text) in zip(range(2, session.id + 1), sent, strict=False):
+            reply = await session.reply(id)
+            ensure(reply.get("request") == digest(text), f"`request` is the digest of {text}: {reply}")
+        if target.bears is not None and target.bears < 3:
+            return  # the next step would be one too many
         fresh = await session.works(*target.turn(1))
         ensure(fresh.get("request") is None, f"a request of this attachment: {fresh}")
 
@@ -159,6 +194,20 @@ async def _(target: Target) -> None:
         again = await session.resumed(last=1)
         ensure(again.type == "resumed" and again.data.get("next_id") == 2, f"the session stays as it is: {again}")
         ensure((await session.request("step", action)).get("t") == 1, "the session goes on")
+
+
+@check("R-016-26", "an ack beyond what was sent is INVALID_ENVELOPE, and acknowledges nothing")
+async def _(target: Target) -> None:
+    async with target.session() as session, target.multiplexed() as wire:
+        reset = await session.works("reset")
+        for data in ({"last": 2}, {"last_seq": 2**53 - 1}):
+            await session.wire.send(session.envelope("ack", data))
+            refused = await session.wire.take(session.mine(), f"the answer to ack {encode(data)} of 1 reply")
+            ensure(refused.code == "INVALID_ENVELOPE", f"ack {encode(data)} of 1 reply: {refused}")
+        await session.wire.lose()
+        await back(session, wire, last=0)
+        reply = await session.reply(1)
+        ensure(reply.payload == reset.payload, f"the reply to 1 after a refused ack: {reply}")
 
 
 @check("R-016-27", "an attach takes the session from the socket that had it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from ..exact import encode
@@ -256,9 +257,12 @@ async def _(target: Target) -> None:
                 ensure(meta(worked) is None, f"a call that worked has a marker: {encode(worked)[:400]}")
 
 
+_ids = count(1)
+
+
 def rpc(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON-RPC request."""
-    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    """Return a JSON-RPC request with an id of its own."""
+    return {"jsonrpc": "2.0", "id": next(_ids), "method": method, "params": params}
 
 
 def meta(response: dict[str, Any]) -> Any:

@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 from ..exact import encode
-from ..results import Broken, NotFollowed, NotTested, ensure
+from ..results import Broken, NotApplicable, NotFollowed, NotSupported, NotTested, ensure
 from .check_fork import alike
+from .check_markers import rpc
 from .check_mux import spoken, unsupported
 from .registry import check
-from .sockets import Session
+from .sockets import Session, name
 from .target import Target
 
 CHUNK = 256 * 1024
@@ -31,6 +32,26 @@ async def _(target: Target) -> None:
             await session.wire.send(session.envelope("state", q=q))
             reply = await session.wire.take(session.mine(lambda m, q=q: m.get("q") == q), f"the reply to q {q}")  # type: ignore[misc]
             ensure(reply.type == "state", f"{reply}")
+
+
+@check("R-016-15", "a tools/call has an id, and its reply is a delivery")
+async def _(target: Target) -> None:
+    async with target.session() as session:
+        reset = await session.works("reset")
+        if target.probe.tool is None:
+            listed = (await session.read("mcp", rpc("tools/list", {}))).data
+            if not isinstance(listed, dict) or "result" not in listed:
+                raise NotApplicable("the environment has no MCP tools")
+        called = await session.request("mcp", rpc("tools/call", target.probe.need("tool")))
+        unsupported(called)
+        ensure(called.type == "mcp", f"{called}")
+        place = (called.get("eid"), called.get("t"))
+        ensure(place == (reset.get("eid"), 1), f"a tools/call counts: {called}")
+        if "state_at" in target.extensions:
+            read = await session.read("state", {"t": 1})
+            ensure((read.payload, read.get("kind")) == (called.payload, "mcp"), f"{read}")
+        step = await session.works("step", target.probe.need("step")[0])
+        ensure(step.get("t") == 2, f"the step after a tools/call at t=1: {step}")
 
 
 @check("R-016-16", "a request whose id was used does not run again")
@@ -122,6 +143,24 @@ async def _(target: Target) -> None:
         order = [(await wire.take(session.mine(), "a reply")).get("id") for _ in range(4)]
         ensure([id for id in order if id != 99] == [2, 3, 4], f"replies came for ids {order}")
         ensure(order[0] == 99, f"the refusal of id 99 waited for a step: {order}")
+
+
+@check("R-016-19", "replies of every kind leave in the order of their ids")
+async def _(target: Target) -> None:
+    actions = target.probe.need("step")
+    async with target.session() as session:
+        requests = [session.numbered("reset"), session.numbered("step", actions[0]), session.numbered("step", [])]
+        if target.probe.tool is not None:
+            requests.append(session.numbered("mcp", rpc("tools/call", target.probe.tool)))
+        if "fork" in target.extensions:
+            requests.append(session.numbered("fork", {"t": 0, "child": {"sid": name(), "key": name()}}))
+        requests += [session.numbered("step", actions[0]), session.numbered("close")]
+        await session.wire.send(requests)
+        came = [await session.wire.take(session.mine(), "a reply") for _ in requests]
+        if any(one.code == "UNKNOWN_TYPE" for one in came):
+            raise NotSupported(f"the server does not know a message: {came}")
+        ids = [one.get("id") for one in came]
+        ensure(ids == [one["id"] for one in requests], f"replies came for ids {ids}: {came}")
 
 
 @check("R-016-20", "`if` is checked when the request's turn comes")
@@ -274,9 +313,11 @@ async def _(target: Target) -> None:
         await session.works(*target.turn(1))
         if target.probe.big is not None:
             big = await session.works("step", target.probe.big)
-            ensure(not wire.part_problems, f"{wire.part_problems}")
             if len(big.text) > CHUNK and big.parts == 1:
                 raise NotFollowed(f"an envelope of {len(big.text)} characters came in one piece")
+            if "state_at" in target.extensions:
+                read = await session.read("state", {"t": big.get("t")})
+                ensure(read.payload == big.payload, f"t={big.get('t')}: delivered {big}, read {read}")
 
 
 @check("R-016-41", "NaN in an observation is ENV_OUTPUT_INVALID")

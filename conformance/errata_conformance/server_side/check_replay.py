@@ -207,6 +207,30 @@ async def _(target: Target) -> None:
         )
 
 
+@check("R-015-10", "replies on one socket stay in the order of the requests")
+async def _(target: Target) -> None:
+    needed(target)
+    action = target.probe.need("step")[0]
+    async with target.plain() as wire:
+        await probed(wire)
+        await delivered(wire, "reset", {})
+        wanted: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+            ({"type": "state"}, ("state",)),
+            ({"type": "step", "data": action}, ("observation",)),
+            ({"type": "state", "data": {"t": 0}}, ("state_at",)),
+            ({"type": "no-such-type"}, ("error",)),
+            ({"type": "capabilities"}, ("capabilities",)),
+            ({"type": "mcp", "data": rpc("tools/list", {})}, ("mcp", "error")),
+        ]
+        if target.probe.tool is not None:
+            wanted.append(({"type": "mcp", "data": rpc("tools/call", target.probe.tool)}, ("mcp", "error")))
+        wanted.append(({"type": "state"}, ("state",)))
+        await wire.send(*[message for message, _ in wanted])
+        for message, types in wanted:
+            reply = await wire.next(f"the reply to {encode(message)[:120]}")
+            ensure(reply.type in types, f"{encode(message)[:120]} was answered with {reply}")
+
+
 @check("R-015-11", "eid reaches episodes of other sessions, running and ended")
 async def _(target: Target) -> None:
     needed(target)

@@ -37,7 +37,7 @@ from .probe import KNOWN, TALLY, Probe, guess
 from .registry import CHECKS, Check
 from .rehearsal import rehearsed
 from .sockets import Wire
-from .target import PROBE_PATH, WIRES, Target
+from .target import PROBE_PATH, WIRES, WRONGS, Target
 
 __all__ = ["CHECK_MODULES", "prepared", "run", "selected"]
 
@@ -173,6 +173,19 @@ async def run(
 
 
 async def _run(target: Target, check: Check) -> Result:
+    """Run a check. Whatever it says, a message that breaks a statement on the way is reported."""
+    wrongs: list[Blocked] = []
+    WRONGS.set(wrongs)
+    result = await _judged(target, check)
+    if not wrongs or result.outcome in (Outcome.FAILED, Outcome.BLOCKED, Outcome.FINDING):
+        return result
+    wrong = wrongs[0]
+    if wrong.statement == check.statement:
+        return replace(result, outcome=Outcome.FAILED, detail=str(wrong))
+    return replace(result, outcome=Outcome.BLOCKED, detail=str(wrong), blocked_by=wrong.statement)
+
+
+async def _judged(target: Target, check: Check) -> Result:
     result, wires = await _once(target, check)
     wrong = result.outcome in (Outcome.FAILED, Outcome.NOT_FOLLOWED, Outcome.BLOCKED)
     if wrong and any(wire.overplayed for wire in wires):

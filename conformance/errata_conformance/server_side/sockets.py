@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 
 from ..exact import elements, encode, members
 from ..results import Blocked, Broken, NoPlace
+from .witness import FORM, Witness
 
 MAX_HELD = 256 * 1024**2
 """Most characters of all messages that a connection keeps; it reads no more of a server that sends without end."""
@@ -31,9 +32,18 @@ class Message:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.value: Any = json.loads(text)
+        self.twice: str | None = None
+        """A key that stands twice in one of its objects."""
+        self.value: Any = json.loads(text, object_pairs_hook=self._pairs)
         self.at = time.monotonic()
         self.parts = 1
+
+    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            self.twice = next(name for name in names if names.count(name) > 1)
+        return found
 
     def get(self, name: str) -> Any:
         """Return a field, or None."""
@@ -71,12 +81,22 @@ class Wire:
         reply_s: Time limit for a reply, in seconds.
         quiet_s: Time without a message after which a check concludes that none will come, in seconds.
         mux: Whether it is a multiplexed socket.
+        witness: Holds each message against what came before.
+        wrongs: List to which the statements are added that the socket's messages break.
     """
 
-    def __init__(self, socket: ClientConnection, reply_s: float, quiet_s: float, mux: bool) -> None:
+    def __init__(
+        self,
+        socket: ClientConnection,
+        reply_s: float,
+        quiet_s: float,
+        mux: bool,
+        witness: Witness,
+        wrongs: list[Blocked],
+    ) -> None:
         self.socket, self.reply_s, self.quiet_s, self.mux = socket, reply_s, quiet_s, mux
+        self.witness, self.wrongs = witness, wrongs
         self.messages: list[Message] = []
-        self.part_problems: list[str] = []
         self.closed: ConnectionClosed | None = None
         self.reset: dict[str, Any] = {}
         """Arguments that the environment needs in each reset."""
@@ -125,19 +145,33 @@ class Wire:
     def _arrived(self, message: Message) -> None:
         if not self.mux or message.type != "part":
             self._heed(message)
+            self._held_against(message)
             self.messages.append(message)
             return
-        address = (message.get("sid"), message.get("id"), message.get("q"), message.get("seq"))
+        address = tuple(message.get(name) for name in ("sid", "id", "q", "seq"))
         n, of, text = (message.data.get(name) for name in ("n", "of", "text"))
         held = self._parts.setdefault(address, [])
+        if message.twice is not None or set(message.value) - {"sid", "id", "q", "seq", "type", "data"}:
+            self.wrongs.append(Blocked("R-016-33", f"a part of another form: {message}"))
         if n != len(held) + 1 or not isinstance(of, int) or n > of:
-            self.part_problems.append(f"part {n} of {of} after {len(held)} parts of {address}")
+            self.wrongs.append(Blocked("R-016-33", f"part {n} of {of} after {len(held)} parts of {address}"))
         held.append(text)
         if len(held) == of:
             whole = Message("".join(self._parts.pop(address)))
             whole.parts = of
+            if tuple(whole.get(name) for name in ("sid", "id", "q", "seq")) != address:
+                self.wrongs.append(Blocked("R-016-33", f"parts of {address} are the envelope {whole}"))
             self._heed(whole)
+            self._held_against(whole)
             self.messages.append(whole)
+
+    def _held_against(self, message: Message) -> None:
+        try:
+            self.witness.came(message)
+        except Blocked as wrong:
+            self.wrongs.append(wrong)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            self.wrongs.append(Blocked(FORM, f"a message of another form: {type(error).__name__}: {error}: {message}"))
 
     def _note(self, message: Any) -> None:
         """Remember what a message asks for: on a plain socket by its place in the order, else by sid and id."""
@@ -172,8 +206,10 @@ class Wire:
         """Send each message as a frame; a string is sent as it is."""
         for message in messages:
             self._note(message)
+            frame = message if isinstance(message, str | bytes) else encode(message)
+            self.witness.sent(frame if isinstance(frame, str) else frame.decode(errors="replace"))
             try:
-                await self.socket.send(message if isinstance(message, str | bytes) else encode(message))
+                await self.socket.send(frame)
             except ConnectionClosed as error:
                 raise Broken(f"the server closed the connection: {error}") from None
 

@@ -19,8 +19,10 @@ from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
 from ..results import Blocked, Broken, NotSupported, NotTested
+from .ledger import Ledger
 from .probe import Probe
 from .sockets import Message, Session, Wire
+from .witness import Witness
 
 MUX = "openenv.mux.v1"
 
@@ -30,6 +32,9 @@ MAX_BYTES = 64 * 1024**2
 
 WIRES: ContextVar[list[Wire]] = ContextVar("WIRES")
 """The connections of the running check, also those that are closed."""
+
+WRONGS: ContextVar[list[Blocked]] = ContextVar("WRONGS")
+"""What the messages of the running check break, whatever it waits for; see `witness`."""
 
 PROBE_PATH = "/conformance/probe"
 """Where a server can offer a probe of its environment."""
@@ -108,6 +113,8 @@ class Target:
     """How long a reset took at most, in seconds."""
     step_s: float = 0.0
     """How long a step took at most, in seconds."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """What the server has delivered so far."""
 
     def steps(self, count: int) -> list[dict[str, Any]]:
         """Return so many actions that work, to be sent one after the other; fewer where episodes are shorter."""
@@ -164,7 +171,9 @@ class Target:
             close_timeout=2,
             proxy=None,
         )
-        wire = Wire(socket, self.reply_s, self.quiet_s, socket.subprotocol == MUX)
+        mux = socket.subprotocol == MUX
+        witness = Witness(self.ledger, mux, query.partition("session_id=")[2] or None)
+        wire = Wire(socket, self.reply_s, self.quiet_s, mux, witness, WRONGS.get([]))
         wire.reset, wire.bears = self.probe.reset or {}, self.bears
         WIRES.get([]).append(wire)
         try:
@@ -213,7 +222,12 @@ class Target:
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, token: str | None = None
     ) -> Answer:
         """Send a request over HTTP; `body` is sent as JSON."""
-        return await asyncio.to_thread(self._http, method, path, body, headers or {}, token or self.token)
+        answer = await asyncio.to_thread(self._http, method, path, body, headers or {}, token or self.token)
+        try:
+            self.ledger.answered(method, path, body, answer.status, answer.headers.get("etag"), answer.body)
+        except Blocked as wrong:
+            WRONGS.get([]).append(wrong)
+        return answer
 
     def _http(self, method: str, path: str, body: Any, headers: dict[str, str], token: str | None) -> Answer:
         parts = urlsplit(self.url)
