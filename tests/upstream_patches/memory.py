@@ -70,9 +70,10 @@ with connect(f"ws://127.0.0.1:{listening.getsockname()[1]}/ws?session_id={sessio
             kind = "step" if t else "reset"
             ws.send(f'{{"type":"{kind}","data":{{}},"request_id":"{episode:04}-{t:02}"}}')
             delivered += f'"t":{t}' in ws.recv(decode=True)[:120]
-            held = sum(len(frame) for _, frame in log._kept) + len(log._last_other[1])
-            assert log.bytes_kept == held - len(log._last_other[1])
-            most_bytes, most_ids = max(most_bytes, held), max(most_ids, len(log._executed))
+            kept = sum(len(frame) for _, frame in log._kept)
+            assert log.bytes_kept == kept
+            most_bytes = max(most_bytes, kept + len(log._last_reply[1]))
+            most_ids = max(most_ids, len(log._executed))
         if episode == 9:
             early = most_bytes
 
