@@ -11,14 +11,21 @@ received. Other lines that begin with ``#`` are comments. All sockets of a block
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import secrets
+import socket
 import sys
+import threading
+import time
 from typing import Any
 
-from fastapi.testclient import TestClient
-from openenv.core.env_server import Action, Environment, Observation, State, create_app
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from openenv.core.env_server import Action, Environment, HTTPEnvServer, Observation, State
+from websockets.sync.client import connect
 
 
 class TallyAction(Action):
@@ -60,32 +67,46 @@ class TallyEnvironment(Environment[TallyAction, TallyObservation, State]):
         return self._state
 
 
-def played(block: str, client: TestClient) -> str:
+def played(block: str, env_server: HTTPEnvServer, address: str) -> str:
     """Return a block with the server's answers in place of those that it has."""
     numbers = itertools.count(1)
     secrets.token_hex = lambda nbytes=None: f"ep-{next(numbers)}"  # names of episodes: the same in each run
     rpc = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
-    session_id = client.post("/mcp", json=rpc).json()["result"]["session_id"]
+    session_id = httpx.post(f"http://{address}/mcp", json=rpc, trust_env=False).json()["result"]["session_id"]
     said: list[str] = []
-    socket: Any = None
-    for line in block.splitlines():
-        if line.startswith("< "):
-            said.append("< " + socket.receive_text())
-            continue
-        said.append(line)
-        if line.startswith("> "):
-            socket.send_text(line[2:])
-        elif line.startswith("# socket: "):
-            socket = client.websocket_connect(line[10:].split()[0].replace("SESSION", session_id)).__enter__()
-        elif line.startswith("# lost"):
-            socket.__exit__(None, None, None)
-    if socket is not None:
-        socket.__exit__(None, None, None)
+    with contextlib.ExitStack() as sockets:
+        ws: Any = None
+        for line in block.splitlines():
+            if line.startswith("< "):
+                said.append("< " + str(ws.recv(30)))
+                continue
+            said.append(line)
+            if line.startswith("> "):
+                ws.send(line[2:])
+            elif line.startswith("# socket: "):
+                path = line[10:].split()[0].replace("SESSION", session_id)
+                while session_id in env_server._session_websocket_attachments:
+                    time.sleep(0.01)  # until the server is done with the socket that was lost
+                ws = sockets.enter_context(connect(f"ws://{address}{path}", proxy=None))
+            elif line.startswith("# lost"):
+                ws.close()
     return "\n".join(said) + "\n"
 
 
+def main() -> None:
+    """Play standard input to a server of our own."""
+    app = FastAPI()
+    env_server = HTTPEnvServer(TallyEnvironment, TallyAction, TallyObservation, max_concurrent_envs=8)
+    env_server.register_routes(app)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+    while not server.started:
+        time.sleep(0.01)
+    address = f"127.0.0.1:{listening.getsockname()[1]}"
+    block = re.compile(r"(?<=```exchange\n).*?(?=```)", re.S)
+    sys.stdout.write(block.sub(lambda found: played(found[0], env_server, address), sys.stdin.read()))
+
+
 if __name__ == "__main__":
-    app = create_app(TallyEnvironment, TallyAction, TallyObservation, env_name="tally", max_concurrent_envs=8)
-    with TestClient(app) as served:
-        block = re.compile(r"(?<=```exchange\n).*?(?=```)", re.S)
-        sys.stdout.write(block.sub(lambda found: played(found[0], served), sys.stdin.read()))
+    main()

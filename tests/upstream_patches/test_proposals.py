@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from ..openenv_source import needs_openenv_source
+from ..upstream.suite import suite_outcomes
 from .test_upstream_patches import HERE, ROOT, apply, changed, files, lines, unpacked
 
 UPSTREAM = ROOT / "rfcs" / "upstream"
@@ -161,6 +163,15 @@ def test_code_is_in_upstreams_style(trees: Trees) -> None:
     for command in (["format", "--check"], ["check"]):
         done = run(tree, "-m", "ruff", *command, *config, *touched)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_openenv_source
+@pytest.mark.timeout(600)
+def test_upstreams_suite_passes_as_before(trees: Trees, tmp_path: Path) -> None:
+    before = suite_outcomes(tmp_path / "stock.xml", python_path=[trees["wheel", ""] / "src"])
+    after = suite_outcomes(tmp_path / "patched.xml", python_path=[trees["wheel", ORDERS[-1]] / "src"])
+    assert sum(outcome == "passed" for outcome in before.values()) == 108
+    assert after == before
 
 
 # -- bytes and memory -------------------------------------------------------------------------------------------------
