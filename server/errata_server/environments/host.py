@@ -283,7 +283,7 @@ class EnvHost:
         return (yield from self._call(lambda: result, timeout_s, on_loop=True, name="step"))
 
     async def state(self) -> dict[str, Any]:
-        """Return the environment's state as a dict, of a fork with its own eid and count; empty if it has none."""
+        """Return the environment's state as a dict, of a fork with its own name and count; empty if it has none."""
         state = await run(self._call(lambda: self.env.state, 60.0, on_loop=True, name="state"))
         try:
             found = calling(_as_dict, state)
@@ -367,11 +367,11 @@ class EnvHost:
         """Whether the environment has ``forked``, and so counts the steps of a fork itself."""
         return callable(getattr(self.env, "forked", None))
 
-    async def continues_fork(self, eid: str, t: int) -> None:
+    async def continues_fork(self, name: str, t: int) -> None:
         """Count the state of an environment without ``forked`` from the start of a fork, which stands at ``t``."""
         self._fork = None
         try:
-            self._fork = ForkedState.of(await self.state(), eid, t)
+            self._fork = ForkedState.of(await self.state(), name, t)
         except ErrataError:
             pass  # as in upstream, a state that cannot be read fails nothing but its own reading
 
