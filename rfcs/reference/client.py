@@ -83,7 +83,7 @@ class Session:
         self.next_id = 1
 
     def renumber(self) -> None:
-        """Move up the ids behind those that were dropped: no request of these ids was admitted (R-016-48)."""
+        """Move up the ids behind those that were dropped: no request of these ids was admitted (R-016-47)."""
         if not self.dropped:
             return
         at, sent = min(self.dropped), self.sent
@@ -284,7 +284,7 @@ class Client:
         session.resending = asyncio.get_running_loop().call_later(wait, self.resend, session, start)
 
     def frame_refused(self, data: dict[str, Any]) -> None:
-        """A frame was not read, and which one is not said: resume on another connection (R-016-50).
+        """A frame was not read, and which one is not said: resume on another connection (R-016-48).
 
         The largest request fails where a frame was too large. The one that was refused is no larger, so that a second
         try of the largest would be refused as well.

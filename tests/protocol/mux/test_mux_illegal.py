@@ -1,4 +1,4 @@
-"""Requests that can never be admitted, between legal ones: each fails once, and the others take effect once, in order."""
+"""Requests that can never be admitted, between legal ones: each fails once, the others take effect once."""
 
 from __future__ import annotations
 
