@@ -249,7 +249,7 @@ class Player:
         elif part["stops"]:
             await self._runtime.shutdown.drain(REPLY_S)
         elif part["method"]:
-            transport = httpx.ASGITransport(self._app, client=("127.0.0.1", 50000))
+            transport = httpx.ASGITransport(self._app, client=("testclient", 50000))
             async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
                 answer = await client.request(part["method"], part["url"], content=part["body"])
             shown = "; ".join(f"{name}: {answer.headers[name]}" for name in SHOWN_HEADERS if name in answer.headers)

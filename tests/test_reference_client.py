@@ -1,115 +1,113 @@
-"""rfcs/reference/client.py against our server, through a proxy that cuts connections."""
+"""rfcs/reference/client.py survives illegal requests between legal ones, and connections that are lost among them."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import json
-import random
-import sys
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from errata_server.process import ServerProcess
+from errata_server.app import create_fastapi_app
+from errata_server.settings import Settings
 
-CLIENT = Path(__file__).parents[1] / "rfcs" / "reference" / "client.py"
-STEPS = 60
+from .protocol_exchanges import CLASSES
+from .test_rfcs import served
+
+PATH = Path(__file__).parents[1] / "rfcs" / "reference" / "client.py"
+_spec = importlib.util.spec_from_file_location("reference_client", PATH)
+assert _spec is not None and _spec.loader is not None
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
+
+MAX_FRAME = 4096
+END_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with ServerProcess("tests.protocol_exchanges:TallyEnvironment", tmp_path_factory.mktemp("data")) as server:
-        yield server.url
+def url() -> Iterator[str]:
+    app = create_fastapi_app(*CLASSES["tally"], max_concurrent_envs=8, settings=Settings(max_frame=MAX_FRAME))
+    with served(app) as address:
+        yield address.replace("http", "ws", 1) + "/ws"
 
 
-async def used(address: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run the client as a program; return what it prints."""
-    pipe = asyncio.subprocess.PIPE
-    client = await asyncio.create_subprocess_exec(sys.executable, str(CLIENT), address, stdin=pipe, stdout=pipe)
-    async with asyncio.timeout(60):
-        out, _ = await client.communicate("".join(json.dumps(line) + "\n" for line in requests).encode())
-    assert client.returncode == 0
-    return [json.loads(line) for line in out.splitlines()]
+NEVER_ADMITTED: list[dict[str, Any]] = [
+    {"type": "step", "deadline_ms": -1},
+    {"type": "step", "deadline_ms": True},
+    {"type": "step", "if": []},
+    {"type": "reset", "if": {"t": 0, "more": 1}},
+    {"type": "close", "data": {"now": True}},
+    {"type": "mcp", "data": {"method": "tools/call"}, "if": {"t": -1}},
+    {"type": "step", "data": {"n": float("nan")}},
+    {"type": "step", "data": {"n": 1, "deep": eval("[" * 70 + "]" * 70)}},
+    {"type": "step", "data": {"n": 1, "much": "x" * MAX_FRAME}},
+]
+RECORDED: list[dict[str, Any]] = [
+    {"type": "step", "data": [1]},
+    {"type": "step", "data": {"do": "fail"}},
+    {"type": "step", "data": {"n": 1}, "deadline_ms": 0},
+    {"type": "fork", "data": {}},
+]
+READS: list[dict[str, Any]] = [{"type": "state"}, {"type": "mcp", "data": []}, {"type": "nonsense"}]
+STEPS = st.integers(1, 9).map(lambda n: {"type": "step", "data": {"n": n}})
+LINES = st.lists(
+    STEPS | STEPS | st.sampled_from(NEVER_ADMITTED) | st.sampled_from(RECORDED) | st.sampled_from(READS)
+    | st.sampled_from(["cut", "wait"]),
+    max_size=12,
+)  # fmt: skip
 
 
-class CuttingProxy:
-    """Forwards TCP, and aborts each of the first connections after a drawn number of bytes from either side."""
-
-    def __init__(self, url: str, draws: random.Random, cuts: int) -> None:
-        self.host, self.port = urlsplit(url).hostname, urlsplit(url).port
-        self.draws, self.left, self.cut = draws, cuts, 0
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, out = await asyncio.open_connection(self.host, self.port)
-        budget = [self.draws.randrange(600, 8000) if self.left > 0 else -1]
-        self.left -= 1
-        ways = [asyncio.create_task(self.copy(*way, budget)) for way in ((reader, out), (there, writer))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for one in ways:
-            one.cancel()
-        for end in (out, writer):
-            end.transport.abort()
-
-    async def copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: list[int]) -> None:
-        while data := await reader.read(400):
-            if budget[0] >= 0:
-                budget[0] -= len(data)
-                if budget[0] < 0:
-                    self.cut += 1
-                    return
-            writer.write(data)
-            await writer.drain()
+async def played(url: str, lines: list[Any], sessions: int) -> dict[str, list[dict[str, Any]]]:
+    """Send the lines in each session, with a reset before them; return what the client said of each."""
+    said: dict[str, list[dict[str, Any]]] = {}
+    client = reference.Client(url, lambda reply: said.setdefault(reply["session"], []).append(reply))
+    running = asyncio.create_task(client.run())
+    try:
+        async with asyncio.timeout(END_S):
+            for line in [{"type": "reset"}, *lines]:
+                if line == "cut" and client.socket is not None:
+                    client.socket.transport.abort()
+                if isinstance(line, str):
+                    await asyncio.sleep(0.001)
+                    continue
+                for n in range(sessions):
+                    client.request({"session": f"s{n}", **line})
+            idle = asyncio.create_task(client.idle.wait())
+            await asyncio.wait([running, idle], return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
+        if running.done():
+            running.result()
+    finally:
+        running.cancel()
+    return said
 
 
-def test_it_imports_nothing_of_ours_and_is_short() -> None:
-    text = CLIENT.read_text()
-    modules = {a.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names}
-    modules |= {n.module or "" for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
-    assert {m.partition(".")[0] for m in modules} - set(sys.stdlib_module_names) == {"websockets"}
-    assert len(text.splitlines()) <= 450
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_each_step_takes_effect_once_over_cut_connections(url: str, seed: int) -> None:
-    proxy = CuttingProxy(url, random.Random(seed), cuts=12)
-    names = ("a", "b", "c")
-    requests = [{"session": name, "type": "reset"} for name in names]
-    requests += [{"session": name, "type": "step", "data": {"n": 1}} for _ in range(STEPS) for name in names]
-    async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as served:
-        host, port = served.sockets[0].getsockname()[:2]
-        replies = await used(f"ws://{host}:{port}/ws", requests)
-    assert proxy.cut >= 5
-    for name in names:
-        own = [reply for reply in replies if reply["session"] == name]
-        assert [reply["id"] for reply in own] == list(range(1, STEPS + 2))
-        assert [reply["data"]["observation"]["total"] for reply in own] == list(range(STEPS + 1))
-        assert [reply["t"] for reply in own] == list(range(STEPS + 1))
-        assert len({reply["eid"] for reply in own}) == 1
-
-
-async def test_reads_errors_and_deadlines_are_answered(url: str) -> None:
-    replies = await used(
-        url,
-        [
-            {"session": "a", "type": "reset"},
-            {"session": "a", "type": "step", "data": {"do": "fail"}},
-            {"session": "a", "type": "step", "data": {"n": 2}, "deadline_ms": 0},
-            {"session": "a", "type": "step", "data": {"n": 2}, "if": {"t": 7}},
-            {"session": "a", "type": "capabilities"},
-            {"session": "a", "type": "close"},
-        ],
-    )
-    numbered = [reply for reply in replies if "id" in reply]
-    assert [reply["data"].get("code") for reply in numbered] == [
-        None,
-        "EXECUTION_ERROR",
-        "TIMEOUT",
-        "PRECONDITION_FAILED",
-        None,
-    ]
-    assert numbered[-1]["type"] == "closed"
-    assert [reply["type"] for reply in replies if "q" in reply] == ["capabilities"]
+@given(lines=LINES, sessions=st.integers(1, 2))
+@example(lines=[NEVER_ADMITTED[0], {"type": "step", "data": {"n": 1}}], sessions=1)
+@example(
+    lines=[NEVER_ADMITTED[0], NEVER_ADMITTED[1], {"type": "step", "data": {"n": 2}}, NEVER_ADMITTED[2]], sessions=2
+)
+@example(
+    lines=[{"type": "step", "data": {"n": 1}}, NEVER_ADMITTED[8], "cut", {"type": "step", "data": {"n": 2}}], sessions=1
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_request_has_its_one_answer_and_legal_ones_take_effect_once(
+    url: str, lines: list[Any], sessions: int
+) -> None:
+    said = asyncio.run(played(url, lines, sessions))
+    asked = [line for line in lines if isinstance(line, dict)]
+    totals, total = [0], 0
+    for line in asked:
+        if line not in NEVER_ADMITTED and line not in RECORDED and line["type"] == "step":
+            totals.append(total := total + line["data"]["n"])
+    assert len(said) == sessions
+    for replies in said.values():
+        seen = [reply["data"]["observation"]["total"] for reply in replies if reply["type"] == "observation"]
+        assert seen == totals
+        errors = [reply for reply in replies if reply["type"] == "error" and "q" not in reply]
+        assert len(errors) == sum(line in NEVER_ADMITTED or line in RECORDED for line in asked)
+        assert sum("q" in reply for reply in replies) == sum(line in READS for line in asked)

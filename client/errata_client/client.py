@@ -168,6 +168,12 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         return self._log.eid
 
     @property
+    def read_key(self) -> str | None:
+        """What opens this session's episodes to another process on a server without tokens, as its bearer token; None
+        before the first reset and where a server tells none. It opens no other session, and steps none."""
+        return self._log.read_key
+
+    @property
     def t(self) -> int | None:
         """Index of the last known delivery of the running episode: 0 is the reset's. None before a reset."""
         return self._log.t
@@ -477,6 +483,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         child = self._create_session_client()
         reply = await self._door.fork(t, eid, target, ChildDoors(child._plain, child._mux))
         child._log.add(self._lineage.ancestors(target, t))
+        child._log.read_key = reply.read_key
         child._log.move(reply.eid, reply.t)
         child._lineage.origins.update({**self._lineage.origins, reply.eid: reply.origin})
         return child

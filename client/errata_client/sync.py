@@ -68,6 +68,11 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         return self._async.eid
 
     @property
+    def read_key(self) -> str | None:
+        """See `ErrataClient.read_key`."""
+        return self._async.read_key
+
+    @property
     def t(self) -> int | None:
         """See `ErrataClient.t`."""
         return self._async.t

@@ -42,11 +42,21 @@ class SessionPosition(BaseModel):
         session_id: Address of this session for ``?session_id=`` once it was given out.
         eid: Current episode, None before the first reset.
         t: Last committed delivery, None before the first reset.
+        read_key: Opens the session's episodes outside of it, as a bearer token; left out where the server has tokens,
+            and in production mode.
     """
 
     session_id: str | None = None
     eid: str | None = None
     t: int | None = None
+    read_key: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_key(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        if values.get("read_key") is None:
+            values.pop("read_key", None)
+        return values
 
 
 class Capabilities(BaseModel):

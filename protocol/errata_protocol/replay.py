@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from .errors import UnknownEpisode
 from .names import EPISODE
@@ -60,12 +60,29 @@ class Origin(BaseModel):
 
 
 class ForkReply(BaseModel):
-    """Answer to a fork: a given-out session that stands at the parent's t as its own t=0."""
+    """Answer to a fork: a given-out session that stands at the parent's t as its own t=0.
+
+    Attributes:
+        session_id: Session of the child.
+        eid: Its episode.
+        t: Where it stands.
+        origin: Episode and t that were forked.
+        read_key: Opens the child's episodes outside of its session, as a bearer token; left out where the server has
+            tokens.
+    """
 
     session_id: str
     eid: str
     t: int = 0
     origin: Origin
+    read_key: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_key(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        if values.get("read_key") is None:
+            values.pop("read_key", None)
+        return values
 
 
 class TurnRecord(BaseModel):

@@ -24,6 +24,8 @@ from websockets.exceptions import WebSocketException
 
 MUTATING = ("reset", "step", "fork", "close")  # and mcp tools/call
 REFUSALS = {"OUT_OF_ORDER", "NOT_ATTACHED", "OVERLOADED", "CAPACITY_REACHED", "JOURNAL_UNAVAILABLE"}  # to be sent again
+TERMINAL = {"INVALID_ENVELOPE", "UNKNOWN_TYPE", "FRAME_TOO_LARGE", "INVALID_JSON"}  # never admitted; takes no id
+MAX_LEVELS = 64  # of an envelope (R-016-5)
 OVER = {"SESSION_LOST", "SESSION_CLOSED", "SESSION_EXPIRED"}
 WAIT_S = 0.05  # before a reconnect or a resend, where the server names no time
 
@@ -54,6 +56,15 @@ def envelopes(frame: str) -> list[str]:
     return found
 
 
+def levels(value: Any) -> int:
+    """Return how deeply arrays and objects are nested; 0 for any other value."""
+    deep, layer = 0, [value]
+    while layer := [one for one in layer if isinstance(one, dict | list)]:
+        deep += 1
+        layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one)]
+    return deep
+
+
 class Session:
     """One session: what was sent and has no reply yet, and what was received."""
 
@@ -63,9 +74,24 @@ class Session:
         self.fence = self.last = self.last_seq = 0
         self.sent: dict[int, str] = {}  # id -> envelope as sent: a resend has the same bytes (R-016-16)
         self.reads: dict[int, str] = {}  # q -> envelope
-        self.opened = self.attaching = False
+        self.opened = self.attaching = self.resuming = False
+        self.unanswered: set[int] = set()  # sent on this connection, neither replied to nor refused
+        self.again: int | None = None  # the first id to send again, once what was sent behind it is refused too
+        self.wait = 0.0
+        self.dropped: set[int] = set()  # never admitted: the ids behind them move up
         self.resending: asyncio.TimerHandle | None = None
         self.next_id = 1
+
+    def renumber(self) -> None:
+        """Move up the ids behind those that were dropped: no request of these ids was admitted (R-016-47)."""
+        if not self.dropped:
+            return
+        at, sent = min(self.dropped), self.sent
+        self.sent = {id: text for id, text in sent.items() if id < at}
+        for id in sorted(id for id in sent if id > at and id not in self.dropped):
+            self.sent[at] = json.dumps(json.loads(sent[id]) | {"id": at})
+            at += 1
+        self.next_id, self.dropped = at, set()
 
 
 class Client:
@@ -85,6 +111,7 @@ class Client:
         self.pending: asyncio.Queue[str] = asyncio.Queue()
         self.idle = asyncio.Event()
         self.next_q = 1
+        self.pause = WAIT_S
         self.plain = False  # the server does not name the subprotocol
 
     # -- requests --
@@ -97,11 +124,19 @@ class Client:
             self.fail(session, "NOT_SUPPORTED", "the server does not name openenv.mux.v1: use a plain socket")
             return
         kind, data = line["type"], line.get("data", {})
+        try:  # what would make the whole frame unreadable, and so name no request
+            json.dumps(line, allow_nan=False)
+            too_deep = levels(line) > MAX_LEVELS
+        except (ValueError, RecursionError):
+            too_deep = True
+        if too_deep:
+            self.fail(session, "VALIDATION_ERROR", f"no JSON, or more than {MAX_LEVELS} levels")
+            return
         envelope = {"sid": session.sid, "type": kind}
         if kind in ("cancel", "ack"):
             self.put(json.dumps(envelope | ({"id": line["id"]} if kind == "cancel" else {"data": data})))
             return
-        if kind in MUTATING or (kind == "mcp" and data.get("method") == "tools/call"):
+        if kind in MUTATING or (kind == "mcp" and isinstance(data, dict) and data.get("method") == "tools/call"):
             envelope |= {"id": session.next_id}  # from 1, without a gap (R-016-15)
             session.next_id += 1
         else:
@@ -113,7 +148,15 @@ class Client:
         self.idle.clear()
         if not session.opened:
             self.attach([session])
-        self.put(text)  # may follow its open at once (R-016-11)
+        if "id" not in envelope:
+            self.put(text)
+        elif session.again is None and not session.resuming:  # otherwise it goes with what is sent again
+            self.send(session, envelope["id"])  # may follow its open at once (R-016-11)
+
+    def send(self, session: Session, id: int) -> None:
+        if self.socket is not None:
+            session.unanswered.add(id)
+            self.put(session.sent[id])
 
     def put(self, text: str) -> None:
         if self.socket is not None:
@@ -132,16 +175,20 @@ class Client:
             else:
                 seen = {"last": session.last, "last_seq": session.last_seq}
                 resumed.append({"sid": session.sid, **place, **seen})
+                session.resuming = True
             session.opened = session.attaching = True
         if resumed:
             self.put(json.dumps({"type": "resume", "data": resumed}))
 
     def resend(self, session: Session, start: int) -> None:
         """Send the ids from ``start`` on again, in order: go-back-n (R-016-18)."""
-        session.resending = None
+        session.resending = session.again = None
+        session.unanswered = {id for id in session.unanswered if id < start}
+        session.renumber()
         for id in sorted(session.sent):
             if id >= start:
-                self.put(session.sent[id])
+                self.send(session, id)
+        self.settled()
 
     # -- replies --
 
@@ -166,16 +213,18 @@ class Client:
             self.fail(session, "DIGEST_MISMATCH", "a payload has another digest than it names")
             return
         if session is None:
-            if kind in ("goaway", "error"):
+            if kind == "error" and envelope.get("sid") is None and data.get("code") in (*TERMINAL, "OVERLOADED"):
+                self.frame_refused(data)
+            elif kind in ("goaway", "error"):
                 self.say(envelope)
             return
         if kind in ("opened", "resumed"):
-            session.attaching = False
+            session.attaching = session.resuming = False
             self.resend(session, data["next_id"]) if kind == "resumed" else None
             for read in session.reads.values() if kind == "resumed" else ():
                 self.put(read)
         elif kind == "error" and "id" not in envelope and "q" not in envelope:  # of open or resume
-            if session.attaching:  # otherwise of an ack, which needs no answer
+            if session.attaching and "index" not in envelope:  # otherwise of an ack or a cancel, which need no answer
                 session.attaching = False
                 self.over(session, envelope)
         elif "id" in envelope:
@@ -188,18 +237,26 @@ class Client:
             self.tell(session, envelope)
         elif kind == "detached":
             self.over(session, envelope)
-        self.idle.set() if not any(s.sent or s.reads for s in self.sessions.values()) else None
+        self.settled()
+
+    def settled(self) -> None:
+        if not any(s.sent or s.reads for s in self.sessions.values()):
+            self.idle.set()
 
     def answered(self, session: Session, envelope: dict[str, Any]) -> None:
         id, data = envelope["id"], envelope.get("data")
         code = data.get("code") if envelope["type"] == "error" else None
-        if id not in session.sent:
+        session.unanswered.discard(id)
+        if id not in session.sent or id in session.dropped:
             return  # a repeat of what was answered
-        if code in REFUSALS:
-            if session.resending is None:
-                wait = data.get("retry_after") or WAIT_S
-                start = min(data.get("next_id", id), id)
-                session.resending = asyncio.get_running_loop().call_later(wait, self.resend, session, start)
+        if code in REFUSALS | TERMINAL:
+            if code in TERMINAL:  # another try would be refused again: it fails, and its id is the next request's
+                session.dropped.add(id)
+                self.tell(session, envelope)
+            start = min(data.get("next_id", id), id)
+            session.again = start if session.again is None else min(session.again, start)
+            session.wait = max(data.get("retry_after") or WAIT_S, session.wait)
+            self.go_back(session)
             return
         if id != session.last + 1:
             raise ValueError(f"reply {id} of a session came after {session.last}")  # R-016-19
@@ -210,16 +267,50 @@ class Client:
         del session.sent[id]
         session.last = id
         self.tell(session, envelope)
+        self.go_back(session)
         if envelope["type"] != "closed":
             seen = {"last": id, "last_seq": session.last_seq}
             self.put(json.dumps({"sid": session.sid, "type": "ack", "data": seen}))  # R-016-21
         if code in OVER:
             self.over(session, envelope)
 
+    def go_back(self, session: Session) -> None:
+        """Send again from the refused id on, once everything behind it was refused too: a later refusal would be taken
+        for one of the second round."""
+        start = session.again
+        if start is None or session.resending is not None or any(id >= start for id in session.unanswered):
+            return
+        wait, session.wait = session.wait, 0.0
+        session.resending = asyncio.get_running_loop().call_later(wait, self.resend, session, start)
+
+    def frame_refused(self, data: dict[str, Any]) -> None:
+        """A frame was not read, and which one is not said: resume on another connection (R-016-48).
+
+        The largest request fails where a frame was too large. The one that was refused is no larger, so that a second
+        try of the largest would be refused as well.
+        """
+        if self.socket is None:
+            return  # it is being left
+        if data["code"] == "FRAME_TOO_LARGE":
+            of = [
+                (len(text), s, n, kept)
+                for s in self.sessions.values()
+                for kept in (s.sent, s.reads)
+                for n, text in kept.items()
+            ]
+            _, session, number, kept = max(of, key=lambda one: one[0])
+            session.dropped.add(number) if kept is session.sent else session.reads.pop(number)
+            self.fail(session, data["code"], data.get("message", ""))
+        self.pause = data.get("retry_after") or WAIT_S
+        self.socket.transport.abort()
+        self.socket = None
+
     def over(self, session: Session, envelope: dict[str, Any]) -> None:
         """The session does not go on for this client: nothing of it is sent again."""
         session.sent.clear()
         session.reads.clear()
+        session.dropped.clear()
+        session.again, session.resuming = None, False
         self.tell(session, envelope)
 
     def fail(self, session: Session, code: str, message: str) -> None:
@@ -246,6 +337,13 @@ class Client:
                         self.idle.set()
                         return
                     self.socket, self.pending, self.parts = socket, asyncio.Queue(), {}
+                    for session in self.sessions.values():
+                        if session.resending is not None:
+                            session.resending.cancel()
+                        session.resending, session.again, session.wait, session.unanswered = None, None, 0.0, set()
+                        session.resuming = False
+                        session.renumber()
+                    self.settled()
                     again = [s for s in self.sessions.values() if s.sent or s.reads]
                     fresh = [s for s in again if s.last == 0 and s.last_seq == 0]
                     self.attach(again)
@@ -265,7 +363,8 @@ class Client:
             except (OSError, WebSocketException):
                 pass
             self.socket = None
-            await asyncio.sleep(WAIT_S)
+            await asyncio.sleep(self.pause)
+            self.pause = WAIT_S
 
     async def write(self, socket: ClientConnection) -> None:
         while True:

@@ -125,9 +125,9 @@ def test_every_wrong_server(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "statement"),
     [
-        ("mux-digest-zero", "R-015-6"),
-        ("mux-without-digest", "R-015-6"),
-        ("mux-read-digest-zero", "R-015-6"),
+        ("mux-digest-zero", "R-016-46"),
+        ("mux-without-digest", "R-016-46"),
+        ("mux-read-digest-zero", "R-016-46"),
         ("mux-one-eid", "R-015-1"),
         ("key-twice", "R-016-5"),
         ("ack-deletes-all", "R-016-21"),

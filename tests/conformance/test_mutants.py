@@ -117,8 +117,8 @@ class Restarted:
     ("name", "statement"),
     [
         (None, None),
-        ("server.Observation digest zero", "R-015-6"),
-        ("server.StateAtReply digest zero", "R-015-6"),
+        ("server.Observation digest zero", "R-016-46"),
+        ("server.StateAtReply digest zero", "R-016-46"),
         ("server.Observation data space", "R-016-13"),
         ("server.Observation eid zero", "R-016-16"),
         ("http.State etag zero", "R-015-14"),

@@ -44,7 +44,7 @@ class Peer:
             "root_path": "",
             "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
-            "client": ("127.0.0.1", 50000),
+            "client": ("testclient", 50000),
             "server": ("testserver", 80),
             "subprotocols": list(subprotocols),
             "state": {},

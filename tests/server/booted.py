@@ -65,7 +65,9 @@ class Booted:
 
     def __init__(self, app: FastAPI) -> None:
         self.app = app
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver")
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, client=("testclient", 1)), base_url="http://testserver"
+        )
 
     def connect(self, sid: str | None = None) -> Socket:
         """Open a plain socket, of a given-out session where ``sid`` names one."""

@@ -371,7 +371,7 @@ async def test_a_body_without_end_is_refused_before_it_is_held(path: str) -> Non
             sent += 2**20
             yield b"x" * 2**20
 
-    transport = httpx.ASGITransport(make_app())
+    transport = httpx.ASGITransport(make_app(), client=("testclient", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
         answer = await client.post(path, content=endless())
     assert sent < 20 * 2**20
@@ -384,7 +384,8 @@ async def test_a_body_without_end_is_refused_before_it_is_held(path: str) -> Non
 @pytest.mark.timeout(120 + MUTATIONS // 100)
 async def test_mutations_of_json_rpc_over_http_are_answered_and_no_session_is_left_over() -> None:
     chance, app = random.Random(20261123), tool_app()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as client:
+    transport = httpx.ASGITransport(app, client=("testclient", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
         for _ in range(MUTATIONS // 10):
             frame = mutation(chance, RPC)
             answer = (await client.post("/mcp", content=frame)).json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def place(state: dict[str, Any]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("env", [DiceEnvironment, SavedEnvironment])
-def test_a_fork_has_its_own_eid_and_count(env: Any, tmp_path: Path) -> None:
+def test_a_fork_has_a_name_and_count_of_its_own(env: Any, tmp_path: Path) -> None:
     app = served(env, settings=Settings(detach_ttl_s=0.0, data_dir=tmp_path))
     with TestClient(app) as client:
         with connect(client) as parent:
@@ -38,12 +39,16 @@ def test_a_fork_has_its_own_eid_and_count(env: Any, tmp_path: Path) -> None:
             child = fork(client, eid, 2)
             grandchild = fork(client, eid, 3, "g")
             assert place(parent.ask("state")) == ("mine", 3)
+        names: dict[str, str] = {}
         for t in (0, 1):  # the second time it is brought back from its own last delivery
             with connect(client, f"/ws?session_id={child['session_id']}") as socket:
-                assert place(socket.ask("state")) == (child["eid"], t)
+                name, count = place(socket.ask("state"))
+                assert names.setdefault(child["eid"], name) == name and count == t
                 assert socket.ask("step", {"n": 1})["t"] == t + 1
-                assert place(socket.ask("state")) == (child["eid"], t + 1)
+                assert place(socket.ask("state")) == (name, t + 1)
             asleep(app)
+        assert name not in (child["eid"], child["read_key"], eid, "mine") and uuid.UUID(name)
+        assert client.get(f"/episodes/{child['eid']}").json()["episode_id"] == name
         with connect(client, f"/ws?session_id={grandchild['session_id']}") as socket:
             socket.ask("reset", {"injected_state": {"episode_id": child["eid"], "t": 1}})
             assert place(socket.ask("state"))[1] == 0

@@ -45,7 +45,7 @@ def app_for_two() -> FastAPI:
     return make_app(token=SecretStr("first-s3cret,second-s3cret"))
 
 
-def ask(app: FastAPI, path: str = "/episodes", client: tuple[str, int] = ("127.0.0.1", 5), **headers: str) -> int:
+def ask(app: FastAPI, path: str = "/capabilities", client: tuple[str, int] = ("127.0.0.1", 5), **headers: str) -> int:
     """Return the status that a request gets; ``_`` stands for ``-`` in names of headers."""
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     with TestClient(app, client=client, base_url="http://localhost:8000") as http:
@@ -90,7 +90,7 @@ async def test_only_a_page_of_this_server_itself_gets_in(
     app = make_app(allowed_hosts=hosts)
     headers = {"host": host, **({} if origin is None else {"origin": origin})}
     with TestClient(app, base_url="http://localhost:8000", client=("127.0.0.1", 5)) as http:
-        assert http.get("/episodes", headers=headers).status_code == status
+        assert http.get("/capabilities", headers=headers).status_code == status
     opens = status == 200 or (origin is None and not hosts)  # a page's handshake has an origin
     for path in ("/ws", "/count/mcp"):
         async with Peer(app, path, headers=headers) as peer:
@@ -103,9 +103,9 @@ def test_an_image_or_script_of_another_page_runs_nothing_here() -> None:
     for site in ("cross-site", "same-site"):
         assert ask(app, "/state", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors") == 403
     assert CountEnvironment.made == made
-    assert ask(app, "/episodes", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate") == 200  # a link
-    assert ask(app, "/episodes", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors") == 200
-    assert ask(app, "/episodes", Sec_Fetch_Site="none", Sec_Fetch_Mode="navigate") == 200
+    assert ask(app, "/capabilities", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate") == 200  # a link
+    assert ask(app, "/capabilities", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors") == 200
+    assert ask(app, "/capabilities", Sec_Fetch_Site="none", Sec_Fetch_Mode="navigate") == 200
 
 
 def test_an_allowed_page_gets_in_from_its_own_origin_only() -> None:
@@ -262,7 +262,8 @@ class CountingReads(Runtime):
 async def test_a_foreign_session_costs_as_many_reads_as_an_unknown_one_and_is_not_woken(tmp_path: Path) -> None:
     runtime = CountingReads(Settings(token=SecretStr("first-s3cret,second-s3cret"), data_dir=tmp_path))
     app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=8, runtime=runtime)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as client:
+    transport = httpx.ASGITransport(app, client=("testclient", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
         sid = (await client.post("/mcp", json=CREATE, headers=FIRST)).json()["result"]["session_id"]
         sessions = app.state.errata.sessions
         costs = []

@@ -30,8 +30,10 @@ from errata_protocol.mux import (
     Replied,
     SessionEnded,
     TakenOver,
+    hash_key,
 )
 from errata_protocol.mux.records import ReadKind, RequestKind
+from errata_protocol.read_keys import read_key
 
 from .connection import Connection
 from .outcome import Done, Outcome, copy_of, ignore_outcome, resolve, taken_over_error
@@ -93,6 +95,12 @@ class MuxSession:
     def is_live(self) -> bool:
         """Whether it was opened, and neither ended nor was taken over."""
         return self._session is not None and self.ended is None and not self._taken_over
+
+    @property
+    def read_key(self) -> str | None:
+        """What opens its episodes on a server without tokens; None while it has no session."""
+        session = self._session
+        return read_key(hash_key(session.sid, session.key)) if session is not None else None
 
     def _last_refusal(self) -> ErrataError | None:
         return self._refusal

@@ -9,6 +9,7 @@ from errata_protocol.errors import InvalidRequest, NoReset, StateOutOfRange, Unk
 from errata_protocol.replay import StateAt
 
 from ..wire.frames import FrameInvalid
+from .read_keys import READ_KEYS
 
 KEPT_EPISODES = 8
 """How many episodes a client keeps, the running one included; the oldest is dropped first."""
@@ -19,6 +20,9 @@ class DeliveryLog:
 
     Args:
         kept_episodes: How many episodes are kept.
+
+    Attributes:
+        read_key: The session's read key, kept in `READ_KEYS` for each episode that begins; None where none is known.
     """
 
     def __init__(self, kept_episodes: int = KEPT_EPISODES) -> None:
@@ -26,6 +30,7 @@ class DeliveryLog:
         self._episodes: OrderedDict[str, dict[int, StateAt]] = OrderedDict()
         self._eid: str | None = None
         self._t: int | None = None
+        self.read_key: str | None = None
 
     @property
     def eid(self) -> str | None:
@@ -54,6 +59,8 @@ class DeliveryLog:
         """Set the position of the session, e.g. after deliveries that this client did not receive."""
         if eid != self._eid:
             self._eid = eid
+            if self.read_key is not None:
+                READ_KEYS.add(eid, self.read_key)
             self._episodes.setdefault(eid, {})
             self._episodes.move_to_end(eid)
             while len(self._episodes) > self._kept_episodes:

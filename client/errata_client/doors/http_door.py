@@ -24,6 +24,7 @@ from errata_protocol.replay import EpisodeDetail, EpisodePage, ForkReply, Reward
 
 from ..connections.waiting import waits_at
 from ..deliveries.late_rewards import Reward, read_rewards
+from ..deliveries.read_keys import READ_KEYS
 from ..wire.frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -120,10 +121,13 @@ class HttpDoor:
         """
         path, body = f"{episode_path(eid)}/fork", {"t": t, "request_id": request_id}
         try:
-            response = await self._send("POST", path, body)
+            response = await self._send("POST", path, body, eid=eid)
         except ConnectionError:
-            response = await self._send("POST", path, body)
-        return _model(ForkReply, response)
+            response = await self._send("POST", path, body, eid=eid)
+        reply = _model(ForkReply, response)
+        if reply.read_key is not None:
+            READ_KEYS.add(reply.eid, reply.read_key)
+        return reply
 
     async def episodes(self, query: Mapping[str, Any]) -> EpisodePage:
         """Return one page of the server's episodes; see `Episodes.episodes`."""
@@ -137,11 +141,11 @@ class HttpDoor:
             UnknownEpisode: There is no such episode.
             NotSupported: The server has no such route, e.g. a vanilla OpenEnv server.
         """
-        return _model(EpisodeDetail, await self._send("GET", episode_path(eid)))
+        return _model(EpisodeDetail, await self._send("GET", episode_path(eid), eid=eid))
 
     async def state_at(self, eid: str, t: int) -> StateAt:
         """Return delivery ``t`` of an episode, verified by the digest in the ETag header."""
-        response = await self._send("GET", f"{episode_path(eid)}/states/{t}")
+        response = await self._send("GET", f"{episode_path(eid)}/states/{t}", eid=eid)
         announced = response.headers.get("etag", "").removeprefix("W/").strip('"')
         kind = as_kind(response.headers.get("x-errata-kind"))
         if kind is None:
@@ -151,12 +155,12 @@ class HttpDoor:
 
     async def rewards(self, eid: str) -> list[Reward]:
         """Return the late rewards of an episode."""
-        return read_rewards(_json(await self._send("GET", f"{episode_path(eid)}/rewards")), eid)
+        return read_rewards(_json(await self._send("GET", f"{episode_path(eid)}/rewards", eid=eid)), eid)
 
     async def post_rewards(self, eid: str, rewards: Sequence[RewardPost]) -> list[Reward]:
         """Post rewards for deliveries of an episode, all or none; see `Episodes.post_rewards`."""
         path, body = f"{episode_path(eid)}/rewards", [reward.model_dump() for reward in rewards]
-        return read_rewards(_json(await self._send("POST", path, body)), eid)
+        return read_rewards(_json(await self._send("POST", path, body, eid=eid)), eid)
 
     async def aclose(self) -> None:
         """Close idle connections. A later request opens new ones."""
@@ -175,11 +179,15 @@ class HttpDoor:
         result = reply.get("result")
         return result if isinstance(result, dict) else {}
 
-    async def _send(self, method: str, path: str, body: Any = None, params: Any = None) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, body: Any = None, params: Any = None, eid: str | None = None
+    ) -> httpx.Response:
         client = self._client_here()
+        key = READ_KEYS.get(eid) if eid is not None and "authorization" not in client.headers else None
+        shown = {"Authorization": f"Bearer {key}"} if key is not None else None
         try:
             with waits_at(self._base).on(f"the answer to a {method} request", self._timeout_s):
-                response = await client.request(method, self._base + path, json=body, params=params)
+                response = await client.request(method, self._base + path, json=body, params=params, headers=shown)
         except httpx.TransportError as error:
             if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
                 raise TimeoutError(f"{method} {path} got no answer within {self._timeout_s} s") from error

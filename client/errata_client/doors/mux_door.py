@@ -257,7 +257,7 @@ class MuxDoor:
             await child.leave(end=False)
             raise
         data: dict[str, Any] = decode(reply.payload)
-        return ForkReply.model_validate({"session_id": data.get("sid"), **data})
+        return ForkReply.model_validate({"session_id": data.get("sid"), **data, "read_key": forked.read_key})
 
     def share(self, lease: Lease) -> MuxSession:
         """See `doors.Sharing.share`."""
@@ -272,7 +272,7 @@ class MuxDoor:
             self._lease.connection,
             stats=self.stats,
             delivered=self._delivered,
-            moved=self._log.move,
+            moved=self._moved,
             rewarded=self._rewarded,
             retries=self._retries,
             ends=ticket is None and not self._durable,
@@ -353,7 +353,17 @@ class MuxDoor:
         kind = None if reply.request is None else as_kind(reply.request.kind)
         if kind is None:  # requested by the process that made the ticket
             kind = "mcp" if reply.type == "mcp" else "reset" if reply.t == 0 else "step"
+        self._know(reply.eid)
         self._log.note(StateAt(reply.eid, reply.t, kind, reply.payload, reply.digest, "history"))
+
+    def _moved(self, eid: str, t: int) -> None:
+        self._know(eid)
+        self._log.move(eid, t)
+
+    def _know(self, eid: str) -> None:
+        """Let the log have the session's read key when an episode begins."""
+        if eid != self._log.eid and self.session is not None:
+            self._log.read_key = self.session.read_key
 
     def _rewarded(self, payload: bytes) -> None:
         if self.on_reward is not None:

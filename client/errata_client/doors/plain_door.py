@@ -137,6 +137,7 @@ class PlainDoor:
             self._client._session_id = await self._client._http().create_session()
         await self._client.open_socket()
         position = self._client._capabilities.session if self._client._capabilities is not None else None
+        self._log.read_key = position.read_key if position is not None else None
         session_id = self._client._session_id
         if session_id is not None and position is not None and position.eid is None and self._log.eid is not None:
             self._client.drop_socket()  # servers before OpenEnv 0.5 ignore session_id

@@ -178,7 +178,7 @@ class World:
                 site["t"] = 0
                 payload = encode(value)
         child = Episode(self.eid(), owner, None, {"eid": parent.eid, "t": t})
-        child.episode_id = child.eid
+        child.episode_id = secrets.token_urlsafe(18)
         lived = list(zip(parent.requests, parent.payloads, strict=True))
         child.prefix = [*parent.prefix, *lived[1:]][: len(parent.prefix) + t] if parent.prefix else lived[: t + 1]
         child.payloads, child.kinds, child.requests = [payload], ["reset"], [("reset", None)]
@@ -233,7 +233,7 @@ class Instance:
                     self.lost = True
                     raise Refusal("SESSION_LOST", "the requests were run again and answered otherwise", **self.place)
             if episode is not None and episode.prefix:
-                self.env.episode_id, self.env.again = episode.eid, True
+                self.env.episode_id, self.env.again = episode.episode_id, True
                 if not self.world.wrong("child-counts-on"):
                     self.env.steps = 0
         return self.env
@@ -327,7 +327,7 @@ class Instance:
     def state(self) -> dict[str, Any]:
         """Return the environment's state."""
         if self.env is None and self.episode is not None and self.episode.prefix:
-            return {"episode_id": self.episode.eid, "step_count": 0}
+            return {"episode_id": self.episode.episode_id, "step_count": 0}
         return {
             "episode_id": self.env.episode_id if self.env else None,
             "step_count": self.env.steps if self.env else 0,

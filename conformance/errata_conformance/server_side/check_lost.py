@@ -90,6 +90,26 @@ async def _(target: Target) -> None:
         ensure(step.type == "observation" and step.get("t") == target.turn_t(3), f"the next request: {step}")
 
 
+@check("R-016-46", "each delivery has its eid, t and digest, live and sent again")
+async def _(target: Target) -> None:
+    async with target.session() as session, target.multiplexed() as wire:
+        seen = {1: await session.works("reset")}
+        for n in range(3):
+            reply = await session.works(*target.turn(n))
+            seen[session.id] = reply
+        await session.wire.lose()
+        await back(session, wire, last=0)
+        again = {id: await session.reply(id) for id in seen}
+        for id, was in seen.items():
+            if was.type == "mcp" and was.get("t") is None:
+                continue  # a call that names no tool delivers nothing
+            for reply in (was, again[id]):
+                ensure(reply.get("digest") == digest(reply.payload), f"the digest of the bytes of `data`: {reply}")
+            ensure(was.get("eid") and type(was.get("t")) is int, f"a delivery without eid or t: {was}")
+            place = [(reply.get("eid"), reply.get("t"), reply.get("digest")) for reply in (was, again[id])]
+            ensure(place[0] == place[1], f"sent again with other eid, t or digest: {was}, then {again[id]}")
+
+
 @check("R-016-22", "resume is answered first, then comes what was missed, in order")
 async def _(target: Target) -> None:
     async with target.session() as session, target.multiplexed() as wire:

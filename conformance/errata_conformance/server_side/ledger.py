@@ -21,7 +21,10 @@ from ..results import Blocked
 from ..statements import schema
 
 PLACE = "R-015-6"
-"""Statement that a delivery carries ``eid``, ``t`` and ``digest``."""
+"""Statement that a delivery of a plain socket carries ``eid``, ``t`` and ``digest``."""
+
+MUX_PLACE = "R-016-46"
+"""The same of a multiplexed socket."""
 
 STATES = re.compile(r"/episodes/([^/]+)/states/(\d+)")
 FORK = re.compile(r"/episodes/([^/]+)/fork")
@@ -260,15 +263,20 @@ def _validator(name: str) -> Any:
     return jsonschema.Draft202012Validator(schema(name))
 
 
+def place_of(message: Any) -> str:
+    """Return the statement that a message carries ``eid``, ``t`` and ``digest``: `MUX_PLACE` of one with a sid."""
+    return MUX_PLACE if isinstance(message, dict) and "sid" in message else PLACE
+
+
 def valid(value: Any, name: str, statement: str, place: bool = False) -> None:
     """Check a value against a schema.
 
     Raises:
-        Blocked: It is not valid; of a delivery's fields with `PLACE`.
+        Blocked: It is not valid; of a delivery's fields with `place_of`.
     """
     found = next(_validator(name).iter_errors(value), None)
     if found is not None:
         about = found.json_path.removeprefix("$.")
         missing = isinstance(value, dict) and {"eid", "t", "digest"} - set(value)
-        statement = PLACE if place and (missing or about in ("eid", "t", "digest")) else statement
+        statement = place_of(value) if place and (missing or about in ("eid", "t", "digest")) else statement
         raise Blocked(statement, f"{name}: {found.json_path}: {found.message[:300]}: {encode(value)[:300]}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..exact import digest, elements, encode
 from ..results import Blocked
-from .ledger import PLACE, UNPLACED, Ask, Ledger, Multiplexed, Place, Plain, valid
+from .ledger import MUX_PLACE, PLACE, UNPLACED, Ask, Ledger, Multiplexed, Place, Plain, place_of, valid
 
 if TYPE_CHECKING:
     from .sockets import Message
@@ -395,7 +395,7 @@ class Witness:
             raise Blocked("R-016-15", f"{sorted(map(str, kinds))} under this id was answered with {message}")
         if message.type in ("observation", "mcp"):
             if None in (message.get("eid"), message.get("t")):
-                raise Blocked(PLACE, f"a delivery carries eid, t and digest: {message}")
+                raise Blocked(MUX_PLACE, f"a delivery carries eid, t and digest: {message}")
             _digested(message)
         self._old(message, asks)
         self._counted(message.get("sid"), id, "R-016-16", message)
@@ -515,4 +515,4 @@ def _is_response(data: Any, request: Any) -> bool:
 
 def _digested(message: Message) -> None:
     if message.get("digest") != digest(message.payload):
-        raise Blocked(PLACE, f"the digest is not that of the bytes of data: {message}")
+        raise Blocked(place_of(message.value), f"the digest is not that of the bytes of data: {message}")

@@ -43,6 +43,7 @@ from ..doors.mux.multiplexer import Multiplexer
 from ..doors.mux.socket import MuxSocket, asks_for_mux
 from ..doors.mux.translation import RequestDecoder
 from ..doors.plain_socket import PlainSocket
+from ..doors.readers import Reader
 from ..environments.conformance_probe import probe_of
 from ..environments.declarations import Declared
 from ..environments.detection import FieldMap
@@ -213,14 +214,14 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
         @app.websocket("/ws")
         async def plain_socket(websocket: WebSocket) -> None:
             episodes = self.episodes if simulation else None
-            owner = http_routes.principal(websocket)
+            reader = Reader(self.runtime.store, websocket)
 
             async def serve(socket: WebSocket) -> None:
                 if asks_for_mux(socket):
-                    await MuxSocket(socket, multiplexer, owner).serve()
+                    await MuxSocket(socket, multiplexer, reader).serve()
                 else:
                     await PlainSocket(
-                        socket, self.sessions, episodes, self.mcp, self.action_cls, offered, owner
+                        socket, self.sessions, episodes, self.mcp, self.action_cls, offered, reader
                     ).serve()
 
             await serve_detached(websocket, serve)

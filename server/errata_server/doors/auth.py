@@ -1,7 +1,7 @@
 """Access control for HTTP and WebSocket: token, Origin and Host headers, peer address (PROTOCOL F2).
 
 Everything is checked before a door sees the request, on HTTP and WebSocket alike. With authentication off everyone is
-one anonymous principal, and session ids and eids are the capabilities.
+one anonymous principal: sessions belong to those who know their ids and keys, episodes as `readers.Reader` says.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def principal_of(token: str) -> str:
     return hashlib.sha256(b"errata-principal:" + token.encode()).hexdigest()
 
 
-_PROXY_HEADERS = frozenset({"x-forwarded-for", "forwarded"})
+PROXY_HEADERS = frozenset({"x-forwarded-for", "forwarded"})
+"""Headers of a request that came through a proxy."""
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """Host names of a server that only this machine can reach."""
@@ -151,7 +152,7 @@ class Guard:
         """Return the refusal of a peer on another machine, where that needs a token and none is set; None to accept."""
         if self._principals or self._insecure:
             return None
-        if headers.keys() & _PROXY_HEADERS:  # their addresses cannot be trusted: any client can send them
+        if headers.keys() & PROXY_HEADERS:  # their addresses cannot be trusted: any client can send them
             message = (
                 "this request came through a proxy, so other machines may reach this server, and it has no token: "
                 "set ERRATA_TOKEN, or ERRATA_INSECURE=1"

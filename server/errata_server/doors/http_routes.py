@@ -27,6 +27,7 @@ from ..episodes.interface import EpisodeReads
 from ..runtime import metrics
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
+from ..runtime.store import Store
 from .input_errors import (
     BodyTooLong,
     TooManyValues,
@@ -39,6 +40,7 @@ from .input_errors import (
 from .json_rpc import read_rpc
 from .json_values import exceeds, too_many
 from .mcp import McpDoor
+from .readers import Reader
 from .strict_json import parse_json, parse_object
 
 MAX_PAGE = 500
@@ -97,7 +99,7 @@ def register(
         return Response(runtime.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     if replayable:
-        register_reads(app, episodes.reads)
+        register_reads(app, episodes.reads, runtime.store)
         _register_changes(app, runtime, episodes)
 
 
@@ -114,13 +116,25 @@ def register_probe(app: FastAPI, probe: bytes) -> None:
         return Response(probe, media_type="application/json")
 
 
-def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
+def register_reads(app: FastAPI, reads: EpisodeReads, store: Store | None = None) -> None:
     """Add the routes that read episodes.
 
     Args:
         app: The application.
         reads: Reads the episodes.
+        store: The journal that knows whose they are; None where who may use the server may read all of them.
     """
+
+    async def owner(request: Request, *eids: str) -> str | None:
+        """Return the principal that may read ``eids``; without any, that may list its episodes."""
+        if store is None:
+            return principal(request)
+        reader = Reader(store, request)
+        if eids:
+            await reader.check(*eids)
+        else:
+            reader.check_list()
+        return reader.principal
 
     @app.get("/episodes", **_EPISODES)
     async def list_episodes(
@@ -139,13 +153,13 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
             environment=only,
             error_kind=error_kind,
             episode_id=episode_id,
-            principal=principal(request),
+            principal=await owner(request),
         )
         return _json(page.model_dump(mode="json"))
 
     @app.get("/episodes/{eid}", **_EPISODES)
     async def get_episode(request: Request, eid: str) -> Response:
-        found = await reads.detail(eid, principal(request))
+        found = await reads.detail(eid, await owner(request, eid))
         text = error_json(found.model_copy(update={"turns": []}).model_dump(mode="json"))
         # In a text a quote is escaped, so that this stands there once.
         before, _, after = text.partition(b'"turns":[]')
@@ -155,7 +169,7 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
     async def get_state(request: Request, eid: str, t: str) -> Response:
         if not (t.isascii() and t.isdecimal()) or len(t) > 18:
             raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t[:100]!a}")
-        found = await reads.delivered(eid, int(t), principal(request))
+        found = await reads.delivered(eid, int(t), await owner(request, eid))
         headers = {
             "ETag": f'"{found.digest}"',
             "X-Errata-T": str(found.t),
@@ -168,15 +182,23 @@ def register_reads(app: FastAPI, reads: EpisodeReads) -> None:
 
     @app.get("/episodes/{eid}/rewards", **_EPISODES)
     async def list_rewards(request: Request, eid: str) -> Response:
-        return _list(await reads.rewards(eid, principal(request)))
+        return _list(await reads.rewards(eid, await owner(request, eid)))
 
 
 def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> None:
+    async def owner(request: Request, *eids: str) -> str | None:
+        reader = Reader(runtime.store, request)
+        await reader.check(*eids)
+        return reader.principal
+
     @app.get("/episodes/{eid}/bundle", **_EPISODES)
     async def get_bundle(
         request: Request, eid: str, also: Annotated[list[str] | None, Query()] = None, ancestors: bool = True
     ) -> Response:
-        lines = bundle(runtime.store, runtime.clock, [eid, *(also or ())], principal(request), ancestors=ancestors)
+        reader, eids = Reader(runtime.store, request), [eid, *(also or ())]
+        await reader.check(*eids)
+        with_ancestors = ancestors and reader.may_list  # a read key opens no parent, which is another session's
+        lines = bundle(runtime.store, runtime.clock, eids, reader.principal, ancestors=with_ancestors)
         return await streamed(lines)
 
     @app.post("/episodes/delete", **_EPISODES)
@@ -185,12 +207,15 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
             asked = DeleteRequest.model_validate(parse_object(await _message(request, MAX_LIST_BODY), MAX_LIST_BODY))
         except ValidationError as error:
             raise _not_valid('what is to be deleted is {"eids": ["...", ...]}, at most 1000', error) from error
-        deleted = await episodes.deletion.delete_all(asked.eids, principal(request), unused_only=asked.unused_only)
-        return _json(deleted.model_dump(mode="json"))
+        reader = Reader(runtime.store, request)
+        known = await reader.known(asked.eids)
+        deleted = await episodes.deletion.delete_all(known, reader.principal, unused_only=asked.unused_only)
+        unknown = [*deleted.unknown, *dict.fromkeys(eid for eid in asked.eids if eid not in set(known))]
+        return _json(deleted.model_copy(update={"unknown": unknown}).model_dump(mode="json"))
 
     @app.delete("/episodes/{eid}", **_EPISODES)
     async def delete_episode(request: Request, eid: str) -> Response:
-        return _json({"eid": eid, "deleted": await episodes.deletion.delete(eid, principal(request))})
+        return _json({"eid": eid, "deleted": await episodes.deletion.delete(eid, await owner(request, eid))})
 
     @app.post("/episodes/{eid}/fork", **_EPISODES)
     async def post_fork(request: Request, eid: str) -> Response:
@@ -198,7 +223,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
             asked = ForkRequest.model_validate(parse_object(await _message(request, MAX_FORK_BODY), MAX_FORK_BODY))
         except ValidationError as error:
             raise _not_valid('a fork request is {"t": 5, "request_id": "..."}', error) from error
-        return _json((await episodes.forks.fork(eid, asked, principal(request))).model_dump(mode="json"))
+        return _json((await episodes.forks.fork(eid, asked, await owner(request, eid))).model_dump(mode="json"))
 
     @app.post("/episodes/{eid}/rewards", **_EPISODES)
     async def post_rewards(request: Request, eid: str) -> Response:
@@ -209,7 +234,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
             raise _not_valid(
                 'a reward is {"t": 5, "value": 0.5, "source": "...", "reward_id": "..."}, or a list of these', error
             ) from error
-        rows = await runtime.rewards.post_all(eid, posts, principal(request))
+        rows = await runtime.rewards.post_all(eid, posts, await owner(request, eid))
         made = [reward_record(row) for row in rows]
         if not isinstance(body, list):
             return _json(made[0].model_dump())

@@ -41,6 +41,7 @@ from .injected_state import reset_to
 from .input_errors import bounded_errors, error_json, named_fields
 from .json_rpc import parse_rpc
 from .mcp import McpDoor
+from .readers import Reader
 from .session_socket import SocketDoor
 from .strict_json import parse_object_async
 
@@ -57,7 +58,7 @@ class PlainSocket(SocketDoor):
         mcp: Answers JSON-RPC requests.
         action_cls: Action class that steps are validated against.
         capabilities: Returns what the environment offers.
-        principal: Who opened the socket.
+        reader: Who opened the socket.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class PlainSocket(SocketDoor):
         mcp: McpDoor,
         action_cls: type[Action],
         capabilities: Callable[[], Capabilities],
-        principal: str | None,
+        reader: Reader,
     ) -> None:
-        super().__init__(websocket, sessions, principal)
+        super().__init__(websocket, sessions, reader.principal)
+        self._reader = reader
         self._episodes = episodes
         self._mcp = mcp
         self._action_cls = action_cls
@@ -133,7 +135,8 @@ class PlainSocket(SocketDoor):
                 return encode_output({"type": "state", "data": await self._sessions.state(session)})
             case "capabilities":
                 self._probed = True
-                return to_json({"type": "capabilities", "data": capabilities_data(self._capabilities(), session)})
+                told = capabilities_data(self._capabilities(), session, with_key=self._episodes is not None)
+                return to_json({"type": "capabilities", "data": told})
             case "close":
                 WSCloseMessage(**frame)
                 session.closing = session.closing or not self._attached_by_id  # upstream: an attached socket detaches
@@ -147,6 +150,7 @@ class PlainSocket(SocketDoor):
     async def _reset_to(self, session: Session, asked: dict[str, Any], forks: Forks, place: tuple[str, int]) -> bytes:
         """Continue a session from a state(t), as on a multiplexed socket (PROTOCOL D11)."""
         runtime = self._sessions.runtime
+        await self._reader.check(place[0], sid=session.sid)
         admitted = Admitted("", 0, session.sid, None, "reset", to_json(asked), runtime.clock.time())
         row = await reset_to(runtime, forks, session, admitted, place, self)
         return self._delivered("observation", Reply(row.eid, 0, row.payload, wire_digest(row.digest)))
@@ -156,6 +160,8 @@ class PlainSocket(SocketDoor):
         if extra:
             raise InvalidRequest(f"a state message has the keys type and data, not {sorted(extra)}")
         asked = StateAtRequest.model_validate(frame["data"])
+        if asked.eid is not None and asked.eid != session.eid:
+            await self._reader.check(asked.eid, sid=session.sid)
         row = await reads.state_at(session.eid, asked.t, asked.eid, self._principal)
         head = {
             "type": "state_at",

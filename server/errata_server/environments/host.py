@@ -39,6 +39,7 @@ from .mcp_session import McpKeeper, has_mcp_session
 from .placement import EnvironmentFactory, overrides, place_for
 from .recovery_class import is_foreign_snapshot, recovery_of
 from .reward_credit import Credit
+from .snapshot_values import NotASnapshot, packed, unpacked
 
 T = TypeVar("T")
 
@@ -283,7 +284,7 @@ class EnvHost:
         return (yield from self._call(lambda: result, timeout_s, on_loop=True, name="step"))
 
     async def state(self) -> dict[str, Any]:
-        """Return the environment's state as a dict, of a fork with its own eid and count; empty if it has none."""
+        """Return the environment's state as a dict, of a fork with its own name and count; empty if it has none."""
         state = await run(self._call(lambda: self.env.state, 60.0, on_loop=True, name="state"))
         try:
             found = calling(_as_dict, state)
@@ -295,8 +296,8 @@ class EnvHost:
         """Return a snapshot to journal with the last delivery; None if the environment takes none.
 
         Raises:
-            EnvironmentOutputInvalid: ``snapshot()`` raised an exception, or returned something else although it is
-                annotated to return a `Snapshot`.
+            EnvironmentOutputInvalid: ``snapshot()`` raised an exception, or returned what cannot be journaled although
+                it is annotated to return something that can.
             StepTimeout: It took longer than 120 s.
         """
         if not self.recovery.takes_snapshots:
@@ -307,19 +308,17 @@ class EnvHost:
             raise StepTimeout(error.message) from error  # the request itself has run
         except EnvironmentFailed as error:
             raise EnvironmentOutputInvalid(f"snapshot() of {type(self.env).__name__} failed: {error}") from error
-        if not isinstance(snapshot, Snapshot):
+        try:
+            return packed(snapshot)
+        except NotASnapshot as error:
             name = type(self.env).__name__
             if is_foreign_snapshot(self.env):
                 self.recovery = NONE
                 self._context.log.warning(
-                    "snapshot() of %s returns a %s of its own, not errata_protocol.Snapshot: its sessions cannot be "
-                    "continued or forked",
-                    name,
-                    type(snapshot).__name__,
+                    "snapshot() of %s returned %s: its sessions cannot be continued or forked", name, error
                 )
                 return None
-            raise EnvironmentOutputInvalid(f"snapshot() of {name} returned a {type(snapshot).__name__}, not a Snapshot")
-        return snapshot
+            raise EnvironmentOutputInvalid(f"snapshot() of {name} returned {error}") from error
 
     def step_rewards(self, t: int, *, timeout_s: float) -> Procedure[dict[int, float]]:
         """Return the rewards that ``compute_step_rewards()`` gives the deliveries of the episode, by t.
@@ -347,7 +346,7 @@ class EnvHost:
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Restore ``snapshot`` on this fresh instance."""
-        await run(self._call(getattr(self.env, "restore"), 120.0, snapshot))  # noqa: B009
+        await run(self._call(getattr(self.env, "restore"), 120.0, unpacked(snapshot)))  # noqa: B009
         self._look_for_rubric()
 
     def _look_for_rubric(self) -> None:
@@ -367,11 +366,11 @@ class EnvHost:
         """Whether the environment has ``forked``, and so counts the steps of a fork itself."""
         return callable(getattr(self.env, "forked", None))
 
-    async def continues_fork(self, eid: str, t: int) -> None:
+    async def continues_fork(self, name: str, t: int) -> None:
         """Count the state of an environment without ``forked`` from the start of a fork, which stands at ``t``."""
         self._fork = None
         try:
-            self._fork = ForkedState.of(await self.state(), eid, t)
+            self._fork = ForkedState.of(await self.state(), name, t)
         except ErrataError:
             pass  # as in upstream, a state that cannot be read fails nothing but its own reading
 

@@ -1,23 +1,24 @@
 """Chooses the recovery class of an environment: snapshot, re-execution or none (PROTOCOL E1, E2).
 
 Some environments have methods of their own called ``snapshot`` and ``restore``. These are ignored if they need other
-parameters or if ``snapshot`` is annotated with another result; without annotation, as soon as a call returns something
-else than a `Snapshot`.
+parameters or if ``snapshot`` is annotated with another result than `snapshot_values.VALUES`; without annotation, as
+soon as a call returns what `snapshot_values.packed` refuses.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import types
 import weakref
-from typing import Any, get_args
+from collections.abc import Awaitable, Coroutine
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from openenv.core.env_server.interfaces import Environment
 
-from errata_protocol.environment import Snapshot
-
 from ..recovery import NONE, REEXECUTE, SNAPSHOT, RecoveryClass
 from .signatures import hints_of, needed_parameters
+from .snapshot_values import VALUES
 
 _HAVE_OUR_SNAPSHOTS: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 """Result of `_has_our_snapshots` by class: it is needed for each instance, and reading signatures is slow."""
@@ -43,11 +44,11 @@ def recovery_of(factory: Any, *, deterministic: bool = False, snapshots: bool = 
 
 
 def is_foreign_snapshot(env: object) -> bool:
-    """Handle a ``snapshot()`` that returned something else than a `Snapshot`.
+    """Handle a ``snapshot()`` that returned what cannot be journaled.
 
     Returns:
-        True if the method is not annotated to return a `Snapshot`: it is the environment's own, and from now on the
-        class counts as one without snapshots. False otherwise: the result is a defect of the environment.
+        True if the method is not annotated to return something that can: it is the environment's own, and from now on
+        the class counts as one without snapshots. False otherwise: the result is a defect of the environment.
     """
     if _annotated(env.snapshot):  # type: ignore[attr-defined]
         return False
@@ -71,12 +72,16 @@ def _has_our_snapshots(of: object) -> bool:
 
 
 def _annotated(snapshot: Any) -> bool | None:
-    """Return whether the result is annotated as a `Snapshot`; None without a usable annotation."""
+    """Return whether the result is annotated as something that can be journaled; None without a usable annotation."""
     hints = hints_of(snapshot)
     if hints.get("return", Any) in (Any, object):
         return None
-    return any(isinstance(part, type) and issubclass(part, Snapshot) for part in _parts(hints["return"]))
+    return any(isinstance(part, type) and issubclass(part, VALUES) for part in _parts(hints["return"]))
 
 
 def _parts(hint: Any) -> list[Any]:
-    return [hint, *(inner for argument in get_args(hint) for inner in _parts(argument))]
+    """Return the classes of a result: of a union, an annotated or an awaitable one those of its arguments."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType, Annotated, Awaitable, Coroutine):
+        return [inner for argument in get_args(hint) for inner in _parts(argument)]
+    return [origin or hint]

@@ -11,6 +11,7 @@ from ..clock import Clock
 from ..ids import Ids
 from ..journal.base import DeliveryRow, EpisodeRow, SessionRow
 from ..recovery import NONE, SNAPSHOT, recovery_class
+from ..runtime.ownership import read_key_of
 from ..runtime.rows import Admitted, forked_row
 from ..runtime.store import Store
 
@@ -68,7 +69,7 @@ class Forks:
             if earlier is None:
                 raise
             return await self._same_child(earlier, eid, request)
-        return ForkReply(session_id=sid, eid=child.eid, origin=Origin(eid=eid, t=request.t))
+        return _reply(child.records[0], child.eid, eid, request.t)
 
     async def child(
         self,
@@ -125,7 +126,7 @@ class Forks:
             sid=sid,
             environment=episode.environment,
             created=now,
-            episode_id=None,
+            episode_id=self._ids.session(),  # a UUID as upstream's; it says nothing about the eid (R-015-22)
             principal=episode.principal,
             origin_eid=eid,
             origin_t=parent.t,
@@ -141,4 +142,9 @@ class Forks:
                 f"request_id {request.request_id!r} already forked episode {eid} at another t: use a new request_id",
                 eid=eid,
             )
-        return ForkReply(session_id=row.sid, eid=first.eid, origin=Origin(eid=eid, t=request.t))
+        return _reply(row, first.eid, eid, request.t)
+
+
+def _reply(session: SessionRow, child: str, parent: str, t: int) -> ForkReply:
+    key = read_key_of(session) if session.principal is None else None
+    return ForkReply(session_id=session.sid, eid=child, origin=Origin(eid=parent, t=t), read_key=key)

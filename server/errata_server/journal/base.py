@@ -102,6 +102,15 @@ class EpisodeRow(Struct, frozen=True, gc=False):
     agent_text_version: str | None = None
 
     @property
+    def fork_name(self) -> str | None:
+        """``episode_id`` in the environment's state of a fork; None where the episode is no fork.
+
+        It was drawn with the fork. Servers before drew none, and gave such environments the eid, which their journaled
+        answers may hold.
+        """
+        return None if self.origin_eid is None else self.episode_id or self.eid
+
+    @property
     def origin(self) -> Origin | None:
         """Where a fork comes from, None for any other episode."""
         if self.origin_eid is None or self.origin_t is None:

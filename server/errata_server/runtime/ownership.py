@@ -5,9 +5,12 @@ The functions read the journal directly and may block: `Store` calls them on a r
 
 from __future__ import annotations
 
-from errata_protocol.errors import CallerError, NoReset, StateOutOfRange, UnknownEpisode
+import hmac
 
-from ..journal.base import DeliveryRow, EpisodeRow, Journal, is_owned
+from errata_protocol.errors import CallerError, NoReset, StateOutOfRange, UnknownEpisode
+from errata_protocol.read_keys import plain_hash, read_key
+
+from ..journal.base import DeliveryRow, EpisodeRow, Journal, SessionRow, is_owned
 
 
 def find_episode(journal: Journal, eid: str, principal: str | None) -> EpisodeRow:
@@ -20,6 +23,25 @@ def find_episode(journal: Journal, eid: str, principal: str | None) -> EpisodeRo
     if row is None or not is_owned(row.principal, principal):
         raise UnknownEpisode(eid)
     return row
+
+
+def read_key_of(session: SessionRow) -> str:
+    """Return the key that opens the episodes of a session where there are no tokens (PROTOCOL F2)."""
+    return read_key(session.key_hash if session.key_hash is not None else plain_hash(session.sid))
+
+
+_NOBODY = SessionRow(sid="", environment="", recovery="", seed=0, created=0.0)
+
+
+def opens(journal: Journal, eid: str, key: str, sid: str | None) -> bool:
+    """Return whether ``key`` is the read key of an episode's session, or ``sid`` that session.
+
+    As much is read and compared for an episode that does not exist as for one that does.
+    """
+    row = journal.episode(eid)
+    session = journal.session(row.sid if row is not None else "") or _NOBODY
+    fits = hmac.compare_digest(read_key_of(session).encode(), key.encode())
+    return row is not None and (row.sid == sid or (fits and session is not _NOBODY))
 
 
 def find_delivery(journal: Journal, eid: str, t: int, principal: str | None) -> DeliveryRow:

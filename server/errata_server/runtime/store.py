@@ -33,7 +33,7 @@ from ..journal.base import (
 from ..journal.disk import Disk
 from ..journal.registry import DIRECTORY
 from .data_watch import DataWatch
-from .ownership import delivery_error, find_delivery, find_episode
+from .ownership import delivery_error, find_delivery, find_episode, opens
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -256,6 +256,11 @@ class Store:
         self.journal.submit(records, settled, loop)
 
     # -- reads for the owner of an episode: check and rows in one trip ------------------------------------------------
+
+    def opens(self, eid: str, key: str, sid: str | None) -> Awaitable[bool]:
+        """Return whether ``key`` is the read key of an episode's session, or ``sid`` that session; see
+        `errata_server.runtime.ownership.opens`."""
+        return self._read(opens, self.journal, eid, key, sid)
 
     def owned_episode(self, eid: str, principal: str | None) -> Awaitable[EpisodeRow]:
         """Return an episode of ``principal``.

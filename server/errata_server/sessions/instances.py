@@ -179,14 +179,14 @@ class InstanceLoader:
             if outcome != "earlier":
                 self._runtime.metrics.reexecuted(session.row.environment, outcome)
 
-    async def is_fork(self, eid: str) -> bool:
-        """Return whether an episode is a fork of another."""
+    async def fork_name(self, eid: str) -> str | None:
+        """Return the ``episode_id`` of a fork, for its environment's state; None for an episode that is no fork."""
         row = await self._runtime.store.episode(eid)
-        return row is not None and row.origin_eid is not None
+        return row.fork_name if row is not None else None
 
     async def _restore_credit(self, host: EnvHost, eid: str, t: int) -> None:
         """Rebuild the reward credit of an instance that was restored from the snapshot of delivery ``t``."""
-        if await self.is_fork(eid):
+        if await self.fork_name(eid) is not None:
             host.credit.forked()
             return
         turns = await self._runtime.store.turns(eid)
@@ -232,12 +232,12 @@ class _Restoration:
             return False
         await host.restore(Snapshot(last.state, last.refs))
         if last.kind == "fork":
-            await host.forked(last.eid)
+            await host.forked(await self._loader.fork_name(last.eid) or last.eid)
             return True
         if host.credit.compute is not None:
             await self._loader._restore_credit(host, last.eid, self._t)
-        if not host.counts_forks and await self._loader.is_fork(last.eid):
-            await host.continues_fork(last.eid, self._t)
+        if not host.counts_forks and (name := await self._loader.fork_name(last.eid)) is not None:
+            await host.continues_fork(name, self._t)
         return True
 
     async def by_reexecution(self) -> bool:

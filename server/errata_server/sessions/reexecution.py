@@ -129,11 +129,12 @@ def _is_named(parameter: inspect.Parameter | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Deliveries 0 to ``t`` of one episode to run again; with ``last`` also the errors after ``t``."""
+    """Deliveries 0 to ``t`` of one episode to run again; ``fork_name`` as `EpisodeRow` has it; with ``last`` also the
+    errors after ``t``."""
 
     eid: str
     t: int
-    forked: bool
+    fork_name: str | None
     last: bool = False
 
 
@@ -166,7 +167,7 @@ class Reexecution:
             ErrataError: The infrastructure failed; a retry may succeed.
         """
         lineage = await self._lineage(eid, t, whole_session)
-        progress = _Progress(eid, sum(stretch.t + (not stretch.forked) for stretch in lineage))
+        progress = _Progress(eid, sum(stretch.t + (stretch.fork_name is None) for stretch in lineage))
         for stretch in lineage:
             await self._stretch(host, stretch, progress)
         progress.done()
@@ -184,14 +185,14 @@ class Reexecution:
             first = await self._runtime.store.episode(eid)
             if first is None:
                 raise NotRepeatable(f"episode {eid}, whose requests lead there, was deleted")
-            stretches.append(_Stretch(eid, t, forked=first.origin_eid is not None, last=not stretches))
+            stretches.append(_Stretch(eid, t, first.fork_name, last=not stretches))
             if whole_session and first.origin_eid is None:
                 of_session = await self._runtime.store.session_episodes(first.sid)
                 for earlier in reversed(of_session[: of_session.index(eid)]):
                     row = await self._runtime.store.episode(earlier)
                     turns = await self._runtime.store.turns(earlier)
                     if row is not None and turns:
-                        stretches.append(_Stretch(earlier, turns[-1].t, row.origin_eid is not None, last=True))
+                        stretches.append(_Stretch(earlier, turns[-1].t, row.fork_name, last=True))
                         first = row
             if first.origin_eid is None or first.origin_t is None:
                 return stretches[::-1]
@@ -206,7 +207,7 @@ class Reexecution:
                 raise NotRepeatable(f"delivery t={t} of episode {stretch.eid} was deleted")
             delivery, *errors = rows
             if delivery.kind == "fork":
-                await host.forked(stretch.eid)
+                await host.forked(stretch.fork_name or stretch.eid)
             else:
                 await self._again(host, delivery, t)
                 progress.ran()

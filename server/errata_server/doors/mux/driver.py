@@ -26,6 +26,8 @@ from errata_protocol.mux import (
 )
 from errata_protocol.mux.records import EndReason
 
+from ..readers import Reader
+
 log = logging.getLogger("errata.mux")
 
 PREFIX = "mux."
@@ -45,6 +47,8 @@ def wire_sid(sid: str) -> str:
 class SocketHandle(Protocol):
     """A socket as the driver and its handlers use it; it is the ``handle`` of its `ServerConnection`."""
 
+    reader: Reader
+    """Who opened the socket."""
     reads: asyncio.Semaphore
     """Bounds the reads of this socket that run at the same time."""
 

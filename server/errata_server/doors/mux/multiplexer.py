@@ -80,7 +80,7 @@ class Multiplexer:
         self.connections: set[ServerConnection] = set()
         self._lifetime = lifetime = SessionLifetime(driver, sessions, detached)
         self._lookup = lookup = SessionLookup(driver, sessions, lifetime)
-        requests = RequestRunner(driver, sessions, lifetime, decoder, episodes.forks)
+        self._requests = requests = RequestRunner(driver, sessions, lifetime, decoder, episodes.forks)
         reads = ReadRunner(driver, sessions, lifetime, episodes.reads, mcp, capabilities)
         driver.handle_with(
             {
@@ -127,7 +127,9 @@ class Multiplexer:
         self.connections.discard(connection)
         left = [machine for machine in connection.sessions.values() if machine.connection is connection]
         self.driver.disconnect(connection)
+        socket: SocketHandle = connection.handle  # type: ignore[assignment]  # given to `connect`
         for machine in left:
+            self._requests.left(machine, socket.reader)
             self._lifetime.detach(machine)
 
     def _write(self, effect: Write) -> None:

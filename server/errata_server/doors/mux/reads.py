@@ -154,6 +154,9 @@ class ReadRunner:
             return EncodedReply("group_closed", msgspec.json.encode({"closed": closed}))
         assert session is not None
         principal = session.row.principal
+        socket: SocketHandle = read.connection.handle  # type: ignore[assignment]  # as in `_answer_read`
+        if (eid := fields.get("eid")) is not None and eid != session.eid:
+            await socket.reader.check(eid, sid=session.sid)
         if read.kind == "state" and fields:
             if "t" not in fields:
                 raise InvalidRequest("state with eid needs t")

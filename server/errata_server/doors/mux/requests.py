@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from errata_protocol.errors import (
 )
 from errata_protocol.exception_text import text_of
 from errata_protocol.json_text import MAX_VALUES
-from errata_protocol.mux import EncodedReply, RecordError, RunRequest, injected_fork
+from errata_protocol.mux import EncodedReply, RecordError, RunRequest, ServerSession, injected_fork
 
 from ...episodes.forks import Forks
 from ...ids import name_of
@@ -36,7 +37,8 @@ from ...sessions.session import Committed, Session
 from ...sessions.sessions import Sessions
 from ..injected_state import reset_to
 from ..json_values import excess
-from .driver import ProtocolDriver, journal_sid
+from ..readers import Reader
+from .driver import ProtocolDriver, SocketHandle, journal_sid
 from .lifetime import SessionLifetime
 from .translation import RequestDecoder, RpcRefused, object_of, replayed_reply, reply_of
 
@@ -68,6 +70,12 @@ class RequestRunner:
         self._lifetime = lifetime
         self._decoder = decoder
         self._forks = forks
+        self._left: WeakKeyDictionary[Session, Reader] = WeakKeyDictionary()
+
+    def left(self, machine: ServerSession, reader: Reader) -> None:
+        """Called when the socket of a session is lost, with who had opened it."""
+        if machine.handle is not None:
+            self._left[machine.handle] = reader
 
     def run(self, run: RunRequest) -> None:
         """Start a request. When its reply is committed, the state machine gets it."""
@@ -248,6 +256,13 @@ class RequestRunner:
 
     async def _reset_to(self, session: Session, run: RunRequest, eid: str, t: int) -> EncodedReply:
         """Continue a session from a state(t) of an episode (PROTOCOL D11)."""
+        connection = run.session.connection
+        if connection is not None:
+            socket: SocketHandle = connection.handle  # type: ignore[assignment]  # given to `Multiplexer.connect`
+            reader = socket.reader
+        else:
+            reader = self._left[session]  # a request that was accepted runs although its socket is lost
+        await reader.check(eid, sid=session.sid)
         admitted = self._admitted(session, run)
         return replayed_reply(await reset_to(self._sessions.runtime, self._forks, session, admitted, (eid, t)))
 

@@ -13,6 +13,7 @@ from errata_protocol.mux import ServerConnection
 
 from ..asgi_extensions import BATCHED_RECEIVE, Unread
 from ..json_values import excess
+from ..readers import Reader
 from ..session_socket import GONE, accepted
 from .multiplexer import Multiplexer
 
@@ -52,13 +53,14 @@ class MuxSocket:
     Args:
         websocket: Not yet accepted.
         multiplexer: The environment's multiplexed sessions.
-        principal: Who opened the socket.
+        reader: Who opened the socket.
     """
 
-    def __init__(self, websocket: WebSocket, multiplexer: Multiplexer, principal: str | None) -> None:
+    def __init__(self, websocket: WebSocket, multiplexer: Multiplexer, reader: Reader) -> None:
         self._websocket = websocket
         self._multiplexer = multiplexer
-        self._principal = principal
+        self.reader = reader
+        self._principal = reader.principal
         self._connection: ServerConnection | None = None
         self._woken = asyncio.Event()
         self._drained = asyncio.Event()
@@ -84,6 +86,7 @@ class MuxSocket:
         self._multiplexer.set_bounds(self._websocket, self._principal)
         if not await accepted(self._websocket, PROTOCOL_NAME):
             return
+        self.reader.identify()
         try:
             connection = self._connection = self._multiplexer.connect(self._principal, self)
         except ErrataError as error:
