@@ -293,6 +293,7 @@ def comparable(line: str) -> Any:
             holder.pop("message")
     if isinstance(said, dict) and said.get("type") == "capabilities":
         said["data"] = said["data"].get("session")
+        (said["data"] or {}).pop("first", None)  # of the proposal that replies are read again by
     if isinstance(said, dict) and said.get("type") in ("opened", "resumed"):
         del said["data"]["recovery"]
     payload = text.partition('"data":')[2] if isinstance(said, dict) and "observation" in said.get("data", {}) else ""

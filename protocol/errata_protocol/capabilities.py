@@ -42,11 +42,20 @@ class SessionPosition(BaseModel):
         session_id: Address of this session for ``?session_id=`` once it was given out.
         eid: Current episode, None before the first reset.
         t: Last committed delivery, None before the first reset.
+        first: First delivery of ``eid`` that ``delivery`` reads; left out where the socket has no such message.
     """
 
     session_id: str | None = None
     eid: str | None = None
     t: int | None = None
+    first: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_first(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        if "first" not in self.model_fields_set:
+            values.pop("first", None)
+        return values
 
 
 class Capabilities(BaseModel):

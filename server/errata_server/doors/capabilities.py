@@ -10,17 +10,28 @@ from errata_protocol.environment import Recovery
 
 from ..sessions.session import Session
 
+ATTACHED: dict[str, int] = {"delivery": 1, "request_id": 1}
+"""Extensions of a plain socket that is attached to a session by its id."""
 
-def capabilities_data(offered: Capabilities, session: Session | None = None) -> dict[str, Any]:
+
+def capabilities_data(
+    offered: Capabilities, session: Session | None = None, *, attached: bool = False, first: int | None = None
+) -> dict[str, Any]:
     """Return the ``data`` of a capabilities reply.
 
     Args:
         offered: What the environment offers.
         session: The session of a plain socket: adds its position, and replaces the environment's recovery class by the
             session's. None over HTTP, and on a multiplexed socket, where the reply to ``open`` has that class.
+        attached: Whether the socket is attached to the session by its id, and replies of it can be read again.
+        first: First delivery of the current episode that such a socket can read; None where there is none.
     """
     if session is None:
         return offered.model_dump(mode="json", exclude={"session"})
     position = SessionPosition(session_id=session.sid if session.resumable else None, eid=session.eid, t=session.t)
-    own = offered.model_copy(update={"session": position, "recovery": Recovery(session.row.recovery)})
+    update: dict[str, Any] = {"session": position, "recovery": Recovery(session.row.recovery)}
+    if attached:
+        position.first = first
+        update["extensions"] = offered.extensions | ATTACHED
+    own = offered.model_copy(update=update)
     return own.model_dump(mode="json")
