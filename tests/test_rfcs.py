@@ -293,6 +293,7 @@ def comparable(line: str) -> Any:
             holder.pop("message")
     if isinstance(said, dict) and said.get("type") == "capabilities":
         said["data"] = said["data"].get("session")
+        (said["data"] or {}).pop("first", None)  # of the proposal that replies are read again by
     for told in (said, said.get("data")) if isinstance(said, dict) else ():
         if isinstance(told, dict):
             told.pop("read_key", None)  # the minimal server has one user, who reads everything

@@ -44,18 +44,22 @@ class SessionPosition(BaseModel):
         t: Last committed delivery, None before the first reset.
         read_key: Opens the session's episodes outside of it, as a bearer token; left out where the server has tokens,
             and in production mode.
+        first: First delivery of ``eid`` that ``delivery`` reads; left out where the socket has no such message.
     """
 
     session_id: str | None = None
     eid: str | None = None
     t: int | None = None
     read_key: str | None = None
+    first: int | None = None
 
     @model_serializer(mode="wrap")
-    def _without_key(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = serialize(self)
         if values.get("read_key") is None:
             values.pop("read_key", None)
+        if "first" not in self.model_fields_set:
+            values.pop("first", None)
         return values
 
 

@@ -8,6 +8,8 @@
     │   ├── NoReset                 t=0 was never delivered                       NO_RESET
     │   ├── SessionUnknown          no such session, or another principal's       SESSION_ERROR
     │   ├── Conflict                same id, other content                        CONFLICT
+    │   ├── RequestIdReused         a request_id of another request               REQUEST_ID_REUSED
+    │   ├── ReplyGone               a request_id whose reply is not kept          REPLY_GONE
     │   ├── NotSupported            the peer or environment cannot do this        NOT_SUPPORTED
     │   ├── Unparsable              a frame is not JSON                           INVALID_JSON
     │   ├── FrameTooLarge           a frame exceeds a limit                       FRAME_TOO_LARGE
@@ -85,6 +87,8 @@ CODES: dict[str, CodeInfo] = {
     "CONFLICT": CodeInfo("caller", False, False, True, 409),
     "OUT_OF_ORDER": CodeInfo("caller", True, False, True, 409),
     "PRECONDITION_FAILED": CodeInfo("caller", False, True, True, 412),
+    "REQUEST_ID_REUSED": CodeInfo("caller", False, False, True, 409),
+    "REPLY_GONE": CodeInfo("caller", False, False, True, 410),
     "NOT_ATTACHED": CodeInfo("caller", False, False, True, 409),
     "NOT_SUPPORTED": CodeInfo("caller", False, True, True, 501),
     "UNAUTHORIZED": CodeInfo("caller", False, False, True, 401),
@@ -182,6 +186,18 @@ class InvalidRequest(CallerError):
     """A request that cannot be read or lacks a field."""
 
     code = "VALIDATION_ERROR"
+
+
+class RequestIdReused(CallerError):
+    """A ``request_id`` that was given to another request; nothing ran now."""
+
+    code = "REQUEST_ID_REUSED"
+
+
+class ReplyGone(CallerError):
+    """The request with this ``request_id`` ran, and its reply is no longer kept; nothing ran now."""
+
+    code = "REPLY_GONE"
 
 
 class UnknownEpisode(CallerError):

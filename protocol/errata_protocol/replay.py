@@ -43,6 +43,14 @@ class StateAtRequest(BaseModel):
     eid: str | None = Field(default=None, min_length=1, max_length=128)
 
 
+class DeliveryRequest(BaseModel):
+    """``data`` of a ``delivery`` request on ``/ws``: a reply of the session's current episode."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    t: int = Field(ge=0, lt=2**53)
+
+
 class ForkRequest(BaseModel):
     """Body of ``POST /episodes/{eid}/fork``. The same ``request_id`` always names the same child."""
 

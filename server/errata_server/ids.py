@@ -13,6 +13,10 @@ DRAWN_AT_ONCE = 4096
 """Random bytes read from the operating system in one call, because a call costs as much as a step."""
 
 
+MULTIPLEXED = "mux."
+"""Prefix of multiplexed sessions' ids in the journal. No sid and no id of a plain session contains a dot."""
+
+
 class Ids:
     """Random ids of at least 122 bits: knowing an id gives access to what it names.
 

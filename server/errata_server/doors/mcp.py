@@ -55,7 +55,7 @@ class McpDoor:
         try:
             return await self._on_session(session, rpc, raw, socket)
         except ErrataError as error:
-            return _refused(rpc, error)
+            return refused(rpc, error)
 
     async def over_http(self, rpc: JsonRpcRequest, raw: bytes, principal: str | None) -> dict[str, Any] | bytes:
         """Answer ``POST /mcp``. A request without ``session_id`` runs on an instance that it has for itself.
@@ -66,7 +66,7 @@ class McpDoor:
         try:
             return await self._over_http(rpc, raw, principal)
         except ErrataError as error:
-            return _refused(rpc, error)
+            return refused(rpc, error)
 
     def request(self, rpc: JsonRpcRequest, raw: bytes) -> Request:
         """Return the session request that runs the tools/call ``rpc``; ``raw`` is journaled as its request."""
@@ -144,7 +144,8 @@ class McpDoor:
         return rpc_result(rpc, result)
 
 
-def _refused(rpc: JsonRpcRequest, error: ErrataError) -> dict[str, Any]:
+def refused(rpc: JsonRpcRequest, error: ErrataError) -> dict[str, Any]:
+    """Return the JSON-RPC error response for a request that failed."""
     if isinstance(error, SessionUnknown | SessionLost):
         code = JsonRpcErrorCode.INVALID_PARAMS
     elif isinstance(error, CapacityReached | Overloaded) or (isinstance(error, EnvironmentFailed) and error.details):

@@ -19,6 +19,7 @@ from errata_protocol.json_text import well_formed
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorMarkers
 from errata_protocol.payload import DIGEST_PREFIX, encode_payload
 
+from ..ids import MULTIPLEXED
 from ..journal.base import DeliveryRow, RecordKind
 
 log = logging.getLogger("errata.delivery")
@@ -36,6 +37,11 @@ class Admitted(Struct, frozen=True, gc=False):
     created: float
     request_sha: bytes = b""
     """sha256 of the request as received, where that is not ``request``."""
+
+    @property
+    def multiplexed(self) -> bool:
+        """Whether its session is one of multiplexed sockets, whose replies never hold NaN or an infinity."""
+        return self.sid.startswith(MULTIPLEXED)
 
 
 def encode_output(data: Mapping[str, Any], *, finite: bool = False) -> bytes:
@@ -70,7 +76,7 @@ def observation_row(
         marks = _MARKS[cls] = issubclass(cls, ErrorMarkers)
     if marks:
         observation = observation.with_site_t(admitted.t)
-    payload = encode_output(serialize_observation(observation), finite=admitted.id is not None)
+    payload = encode_output(serialize_observation(observation), finite=admitted.multiplexed)
     reward, metadata = observation.reward, observation.metadata
     finite = float(reward) if isinstance(reward, (int, float)) and math.isfinite(reward) else None
     if reward is not None and finite is None:
@@ -106,7 +112,7 @@ def mcp_row(
         volatile_fields: Likewise.
         detection: What its markers say.
     """
-    payload = encode_output(response, finite=admitted.id is not None)
+    payload = encode_output(response, finite=admitted.multiplexed)
     return _row(
         admitted,
         payload,

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from openenv.core.env_server.types import Action
 
 from errata_protocol.errors import SessionLost, SessionUnknown
@@ -128,6 +129,17 @@ class Session:
         self.failed_once: tuple[int, bytes] | None = None
         self.closing = False
         self.closed = False
+
+    def as_run(self, admitted: Admitted) -> Admitted:
+        """Return a request that failed as the journal is to hold it.
+
+        A reset has what the server drew for it, because re-execution runs it again. Its digest stays that of the
+        request as received.
+        """
+        failed = self.failed_reset
+        if failed is None or (failed.id, failed.request_sha) != (admitted.id, admitted.request_sha):
+            return admitted
+        return replace(admitted, request=failed.request)
 
     def advance(self, held: Held, row: Committed) -> None:
         """Set the session's position to a committed delivery."""

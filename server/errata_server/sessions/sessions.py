@@ -339,7 +339,11 @@ class Sessions:
 
     async def run(self, session: Session, request: Request, socket: object | None = None) -> Reply:
         """Run a request as `admit` does, without protection from cancellation: for callers in a task of `tasks`."""
-        return Reply.of(await run(self._delivery.deliver(session, request, socket, asyncio.get_running_loop())))
+        return Reply.of(await self.committed(session, request, socket))
+
+    async def committed(self, session: Session, request: Request, socket: object | None = None) -> Committed:
+        """Run a request as `run` does, and return its committed row."""
+        return await run(self._delivery.deliver(session, request, socket, asyncio.get_running_loop()))
 
     def begin(
         self,

@@ -26,22 +26,20 @@ from errata_protocol.mux import (
 )
 from errata_protocol.mux.records import EndReason
 
+from ...ids import MULTIPLEXED
 from ..readers import Reader
 
 log = logging.getLogger("errata.mux")
 
-PREFIX = "mux."
-"""Prefix of multiplexed sessions' ids in the journal. No sid and no id of a plain session contains a dot."""
-
 
 def journal_sid(sid: str) -> str:
     """Return the journal's id of the multiplexed session ``sid``."""
-    return PREFIX + sid
+    return MULTIPLEXED + sid
 
 
 def wire_sid(sid: str) -> str:
     """Return the sid of the multiplexed session whose id in the journal is ``sid``."""
-    return sid.removeprefix(PREFIX)
+    return sid.removeprefix(MULTIPLEXED)
 
 
 class SocketHandle(Protocol):

@@ -29,13 +29,14 @@ from errata_protocol.mux import (
 )
 
 from ...episodes.episodes import Episodes
+from ...ids import MULTIPLEXED
 from ...journal.base import RewardRow
 from ...runtime.rewards import push_data
 from ...sessions.sessions import Sessions
 from ..asgi_extensions import set_message_bounds
 from ..mcp import McpDoor
 from .detached import DetachedSessions
-from .driver import PREFIX, ProtocolDriver, SocketHandle, wire_sid
+from .driver import ProtocolDriver, SocketHandle, wire_sid
 from .lifetime import SessionLifetime
 from .lookup import SessionLookup
 from .reads import ReadRunner
@@ -150,7 +151,7 @@ class Multiplexer:
 
         It may be called on any event loop.
         """
-        if sid.startswith(PREFIX):  # a client may have chosen the id of a plain session as its sid
+        if sid.startswith(MULTIPLEXED):  # a client may have chosen the id of a plain session as its sid
             self._on_own_loop(self._lifetime.ended_elsewhere, sid)
 
     def _on_own_loop(self, call: Callable[[*Args], None], *args: *Args) -> None:

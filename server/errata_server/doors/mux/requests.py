@@ -8,7 +8,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
-from msgspec.structs import replace
 from pydantic_core import to_json
 
 from errata_protocol.errors import (
@@ -172,14 +171,8 @@ class RequestRunner:
     async def _recorded_error(
         self, session: Session, run: RunRequest | RecordError, error: ErrataError
     ) -> EncodedReply | None:
-        """Commit an error as the reply to a request; see `_committed`.
-
-        A reset that failed is journaled with what the server drew for it, because re-execution runs it again.
-        """
-        admitted, failed = self._admitted(session, run), session.failed_reset
-        if failed is not None and (failed.id, failed.request_sha) == (run.id, run.sha):
-            admitted = replace(admitted, request=failed.request)  # its digest stays that of the request as received
-        return await self._committed(run, error_row(admitted, error))
+        """Commit an error as the reply to a request; see `_committed`."""
+        return await self._committed(run, error_row(session.as_run(self._admitted(session, run)), error))
 
     async def _committed(self, run: RunRequest | RecordError, row: DeliveryRow) -> EncodedReply | None:
         """Commit ``row`` to the journal and return its reply.
