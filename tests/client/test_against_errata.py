@@ -240,13 +240,15 @@ async def test_after_kill_9_the_client_sees_that_the_step_did_not_act(tmp_path: 
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = _server_process(listener, tmp_path)
         try:
-            client = ErrataClient(url, durable=True, connect_timeout_s=60.0)
+            client = ErrataClient(url, durable=True, connect_timeout_s=60.0, message_timeout_s=60.0)
             await client.reset()
             await client.step({"amount": 2})
             before = await client.state_at(1)
-            with pytest.raises(ConnectionClosed):
+            client._message_timeout = 1.0  # nobody starts the server again in this time
+            with pytest.raises((OSError, ConnectionClosed)):
                 await client.step({"amount": DEADLY})
             assert await asyncio.to_thread(server.wait, 30) == -signal.SIGKILL
+            client._message_timeout = 60.0
             server = _server_process(listener, tmp_path)
             await client.reattach()
             assert client.t == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,11 @@ from ..deliveries.late_rewards import Reward
 from ..wire.frames import Frame, FrameInvalid, replayed
 from .door import ChildDoors, fork_over_http
 from .socket_client import SocketClient, delivery_kind, reply_type
+
+log = logging.getLogger("errata.client")
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
+"""First and longest time between two attempts to send a request again, seconds."""
 
 
 class PlainDoor:
@@ -167,7 +173,8 @@ class PlainDoor:
     async def _ask(self, message: dict[str, Any], timeout_s: float) -> Frame:
         """Send one request on the session of this client, once, and return its reply. The caller holds the lock.
 
-        If the socket is closed, another is opened first and attached to the session. The request is never sent again.
+        If the socket is closed, another is opened first and attached to the session. The request is sent again only
+        where the server executes it once all the same (`_answered`).
         If the reply to a reset, step or mcp call of a given-out session is lost, the next step is refused until the
         caller has compared t (`reattach`).
 
@@ -205,9 +212,8 @@ class PlainDoor:
             await self._open()
         if self._in_doubt is not None and kind in ("step", "mcp"):
             raise SessionLost(self._in_doubt) if self._client._capabilities is None else InvalidRequest(self._in_doubt)
-        text = self._client.encode(message)
         try:
-            frame = self._client.expect(await self._client.exchange(text, timeout_s), reply_type(message))
+            frame = self._client.expect(await self._answered(message, timeout_s), reply_type(message))
         except (FrameInvalid, OSError, ConnectionClosed, asyncio.CancelledError) as error:
             if kind is not None:
                 self._reply_lost(kind)
@@ -217,6 +223,31 @@ class PlainDoor:
         if kind is not None:
             self._received(kind, frame)
         return frame
+
+    async def _answered(self, message: dict[str, Any], timeout_s: float) -> Frame:
+        """Send a request on the open socket and return the frame that answers it.
+
+        Where the server executes a request with an id once, and the socket is lost, the request is sent again on
+        another socket until ``timeout_s`` is over.
+        """
+        if self._client._session_id is None or not self._client._offers("request_id") or message["type"] == "state":
+            return await self._client.exchange(self._client.encode(message), timeout_s)
+        text = self._client.encode({**message, "request_id": uuid.uuid4().hex})
+        clock = asyncio.get_running_loop().time
+        deadline, pause_s = clock() + timeout_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                if not self._client.is_open:
+                    async with asyncio.timeout_at(deadline):
+                        await self._client.open_socket()
+                return await self._client.exchange(text, max(0.0, deadline - clock()))
+            except (OSError, ConnectionClosed) as error:
+                if isinstance(error, TimeoutError) or clock() + pause_s > deadline:
+                    raise
+                self._client.drop_socket()
+                log.info("the socket was lost: %s is sent again: %s", message["type"], error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
     def _reply_lost(self, kind: Kind) -> None:
         """Called when a reply was lost: refuse steps of a given-out session until the caller has compared t."""
@@ -234,6 +265,8 @@ class PlainDoor:
             FrameInvalid: It has no stamp, another digest, or a position that does not follow the last one.
         """
         stamp = frame.stamp
+        if stamp is not None and stamp.digest is None and self._client._offers("state_at"):
+            raise FrameInvalid(f"the server sent an incomplete stamp: eid={stamp.eid!r}, t={stamp.t!r}, digest=None")
         if stamp is None:
             if kind == "mcp" and (not isinstance(frame.data, dict) or frame.data.get("error") is not None):
                 return
@@ -248,6 +281,6 @@ class PlainDoor:
             except FrameInvalid:
                 self._log.move(stamp.eid, stamp.t)  # its position is known; its bytes are not kept
                 raise
-            self._log.note(StateAt(stamp.eid, stamp.t, kind, frame.raw, stamp.digest, "history"))
+            self._log.note(StateAt(stamp.eid, stamp.t, kind, frame.raw, stamp.digest or digest(frame.raw), "history"))
         if kind == "reset":
             self._in_doubt = None

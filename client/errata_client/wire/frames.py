@@ -52,12 +52,12 @@ class Stamp:
     Args:
         eid: Episode key.
         t: Delivery index.
-        digest: ``sha256:<hex>`` of the payload bytes.
+        digest: ``sha256:<hex>`` of the payload bytes; None from a server that only numbers its deliveries.
     """
 
     eid: str
     t: int
-    digest: str
+    digest: str | None
 
     def verify(self, payload: bytes) -> None:
         """Check the digest of ``payload``.
@@ -66,7 +66,7 @@ class Stamp:
             DigestMismatch: It is another one.
         """
         computed = digest(payload)
-        if computed != self.digest:
+        if self.digest is not None and computed != self.digest:
             raise DigestMismatch(self.eid, self.t, self.digest, computed)
 
 
@@ -137,7 +137,7 @@ def replayed(frame: Frame, t: int, eid: str | None) -> StateAt:
         FrameInvalid: It is another delivery, or its bytes do not have its digest.
     """
     stamp = frame.stamp
-    if stamp is None or frame.kind is None:
+    if stamp is None or stamp.digest is None or frame.kind is None:
         raise FrameInvalid(f"the server answered state_at({t}) without eid, t, digest or a known kind")
     if stamp.t != t or (eid is not None and stamp.eid != eid):
         raise FrameInvalid(f"the server answered state_at({t}) with t={stamp.t} of episode {stamp.eid}")
@@ -200,7 +200,7 @@ def _stamp(values: dict[str, Any]) -> Stamp | None:
     eid, t, announced = values.get("eid"), values.get("t"), values.get("digest")
     if eid is None and t is None and announced is None:
         return None
-    if not isinstance(eid, str) or not isinstance(announced, str) or type(t) is not int or t < 0:
+    if not isinstance(eid, str) or not isinstance(announced, str | None) or type(t) is not int or t < 0:
         raise FrameInvalid(f"the server sent an incomplete stamp: eid={eid!r}, t={t!r}, digest={announced!r}")
     return Stamp(eid, t, announced)
 
