@@ -228,6 +228,8 @@ async def _(target: Target) -> None:
         await wire.send(*[message for message, _ in wanted])
         for message, types in wanted:
             reply = await wire.next(f"the reply to {encode(message)[:120]}")
+            if not any(reply.type in expected for _, expected in wanted):
+                raise Blocked("R-015-8", f"no request asked for it: {reply}")
             ensure(reply.type in types, f"{encode(message)[:120]} was answered with {reply}")
 
 
