@@ -40,7 +40,6 @@ NEVER_ADMITTED: list[dict[str, Any]] = [
     {"type": "step", "deadline_ms": True},
     {"type": "step", "if": []},
     {"type": "reset", "if": {"t": 0, "more": 1}},
-    {"type": "close", "data": {"now": True}},
     {"type": "mcp", "data": {"method": "tools/call"}, "if": {"t": -1}},
     {"type": "step", "data": {"n": float("nan")}},
     {"type": "step", "data": {"n": 1, "deep": eval("[" * 70 + "]" * 70)}},
@@ -92,7 +91,7 @@ async def played(url: str, lines: list[Any], sessions: int) -> dict[str, list[di
     lines=[NEVER_ADMITTED[0], NEVER_ADMITTED[1], {"type": "step", "data": {"n": 2}}, NEVER_ADMITTED[2]], sessions=2
 )
 @example(
-    lines=[{"type": "step", "data": {"n": 1}}, NEVER_ADMITTED[8], "cut", {"type": "step", "data": {"n": 2}}], sessions=1
+    lines=[{"type": "step", "data": {"n": 1}}, NEVER_ADMITTED[7], "cut", {"type": "step", "data": {"n": 2}}], sessions=1
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_request_has_its_one_answer_and_legal_ones_take_effect_once(
