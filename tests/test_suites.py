@@ -24,7 +24,7 @@ COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
 TRAINING = {"training", "ranks", "projects", "learning"}
 VERL, RECIPES = {"verl"}, {"recipes", "cookbook", "gem", "skyrl"}
-ON_THE_SERVER = set(HASHED) - {"upstream-patches", "oracles", "skyrl"}
+ON_THE_SERVER = set(HASHED) - {"oracles", "skyrl"}
 INSTALLED = {"latest", "wheel"}
 PLAYED = ON_THE_SERVER - {
     "schedules",

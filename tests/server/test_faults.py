@@ -219,13 +219,13 @@ class OwnSnapshots(PinnedEnvironment):
 
 
 class DeclaredSnapshots(OwnSnapshots):
-    def snapshot(self) -> dict[str, int]:  # type: ignore[override]
+    def snapshot(self) -> Path:  # type: ignore[override]
         raise AssertionError("not meant for the server")
 
 
 class UndeclaredSnapshots(OwnSnapshots):
     def snapshot(self):  # type: ignore[no-untyped-def,override]
-        return {"board": 3}
+        return {3}
 
 
 @pytest.mark.parametrize("env", [OwnSnapshots, DeclaredSnapshots, UndeclaredSnapshots])

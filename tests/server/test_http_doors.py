@@ -82,7 +82,7 @@ def test_a_fork_stands_where_the_parent_stood_and_leaves_it_alone(client: TestCl
         assert made["origin"] == {"eid": eid, "t": 2} and made["t"] == 0 and made["eid"] != eid
         with connect(client, f"/ws?session_id={made['session_id']}") as child:
             told = child.ask("capabilities")["data"]["session"]
-            assert told == {name: made[name] for name in ("session_id", "eid", "read_key")} | {"t": 0}
+            assert told == {name: made[name] for name in ("session_id", "eid", "read_key")} | {"t": 0, "first": 0}
             state = child.ask("state")["data"]
             assert state["step_count"] == 0 and state["episode_id"] not in (None, made["eid"], eid)
             assert child.ask("state", {"t": 0})["digest"] == parent.ask("state", {"t": 2})["digest"]

@@ -14,7 +14,7 @@ import pytest
 
 from ..openenv_source import needs_openenv_source
 from ..upstream.suite import suite_outcomes
-from .test_upstream_patches import HERE, ROOT, apply, changed, files, lines, unpacked
+from .trees import HERE, ROOT, apply, changed, files, lines, unpacked
 
 UPSTREAM = ROOT / "rfcs" / "upstream"
 PROPOSALS = ROOT / "rfcs" / "proposals"

@@ -159,7 +159,7 @@ async def cut_in_a_step(served: Served) -> str:
     return session_id
 
 
-async def test_a_kept_socket_takes_the_late_reply_for_that_of_the_next_request(served: Served) -> None:
+async def test_today_a_kept_socket_takes_the_late_reply(served: Served) -> None:
     """A: "took the late reply for that of the next request". C: "No reply says which request it answers"."""
     async with served.socket() as ws:
         await ask(ws, {"type": "reset"})
@@ -172,7 +172,7 @@ async def test_a_kept_socket_takes_the_late_reply_for_that_of_the_next_request(s
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_after_a_timeout_the_next_step_runs_in_a_fresh_environment(served: Served, cancelled: bool) -> None:
+async def test_today_the_step_after_a_timeout_runs_in_a_fresh_environment(served: Served, cancelled: bool) -> None:
     """A: "no error, an observation of the wrong episode", and "The same happens when a caller cancels"."""
     async with GenericEnvClient(base_url=served.url, message_timeout_s=30) as env:
         await env.reset()
@@ -187,7 +187,7 @@ async def test_after_a_timeout_the_next_step_runs_in_a_fresh_environment(served:
         await until(lambda: SumEnvironment.closed == 1)  # the session belonged to its socket
 
 
-async def test_after_a_cut_too(served: Served) -> None:
+async def test_today_the_step_after_a_cut_runs_in_a_fresh_environment(served: Served) -> None:
     """A: "or when a tunnel or proxy closes the socket"."""
     async with GenericEnvClient(base_url=served.url) as env:
         await env.reset()
@@ -197,7 +197,7 @@ async def test_after_a_cut_too(served: Served) -> None:
         assert (await env.step({"n": 10})).observation["total"] == 10
 
 
-async def test_attaching_again_finds_the_step_but_not_its_reply(served: Served) -> None:
+async def test_today_attaching_again_finds_the_step_but_not_its_reply(served: Served) -> None:
     """A: "the step in flight has been executed", "cannot be had"; C: "the step acts twice"."""
     session_id = await cut_in_a_step(served)
     SumEnvironment.may_end.set()
@@ -212,7 +212,7 @@ async def test_attaching_again_finds_the_step_but_not_its_reply(served: Served) 
     await ws.close()
 
 
-async def test_a_socket_counts_as_attached_until_its_requests_are_done(served: Served) -> None:
+async def test_today_a_socket_counts_as_attached_until_its_requests_are_done(served: Served) -> None:
     """A-13: "a socket counts as attached until the server is done with its requests"."""
     session_id = await cut_in_a_step(served)
     async with served.socket(session_id) as ws:
@@ -225,7 +225,7 @@ async def test_a_socket_counts_as_attached_until_its_requests_are_done(served: S
         assert json.loads(await ws.recv())["data"]["code"] == "SESSION_ERROR"  # open question 2 of A
 
 
-async def test_an_error_is_lost_like_any_reply(served: Served) -> None:
+async def test_today_an_error_is_lost_like_any_reply(served: Served) -> None:
     """C: "or the environment raised an error whose text is lost"; its step may have acted."""
     session_id = served.rpc("openenv/session/create")["result"]["session_id"]
     ws = await served.socket(session_id)
@@ -239,7 +239,7 @@ async def test_an_error_is_lost_like_any_reply(served: Served) -> None:
     await ws.close()
 
 
-async def test_an_attached_session_holds_its_slot_until_it_is_closed(served: Served) -> None:
+async def test_today_an_attached_session_holds_its_slot_until_it_is_closed(served: Served) -> None:
     """A: "holds its slot until it is closed", "`session_timeout`, which is off by default"."""
     session_id = served.rpc("openenv/session/create")["result"]["session_id"]
     async with served.socket(session_id) as ws:
@@ -253,7 +253,7 @@ async def test_an_attached_session_holds_its_slot_until_it_is_closed(served: Ser
     assert served.server.active_sessions == 0
 
 
-async def test_request_id_is_refused_on_ws_and_declared_on_http(served: Served) -> None:
+async def test_today_request_id_is_refused_on_ws_and_declared_on_http(served: Served) -> None:
     """C: "HTTP's `StepRequest` declares a `request_id`", "`/ws` refuses the key"."""
     assert "tracking" in (StepRequest.model_fields["request_id"].description or "")
     assert StepRequest(action={}, request_id="x" * 255)
@@ -270,7 +270,7 @@ async def test_request_id_is_refused_on_ws_and_declared_on_http(served: Served) 
         assert (await ask(ws, {"type": "state"}))["data"]["step_count"] == 0
 
 
-def test_the_clients_of_0_10_attach_only_for_mcp() -> None:
+def test_today_released_clients_attach_only_for_mcp() -> None:
     """A: the client makes one `POST /mcp`, "as `MCPToolClient` does"; `EnvClient` has no session to attach to."""
     from openenv.core import env_client, mcp_client
 

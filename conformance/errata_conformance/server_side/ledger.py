@@ -36,6 +36,10 @@ Place = tuple[str | None, int | None]
 UNPLACED: Place = (None, None)
 
 
+OF_A_SOCKET = {"delivery", "request_id"}
+"""Extensions that a server offers to some of its sockets only: to those that are attached to a session by its id."""
+
+
 @dataclass(frozen=True)
 class Ask:
     """What a client sent.
@@ -182,6 +186,8 @@ class Ledger:
             Blocked: They differ.
         """
         here = {name: value for name, value in data.items() if name != "session"}
+        if isinstance(here.get("extensions"), dict):
+            here["extensions"] = {name: of for name, of in here["extensions"].items() if name not in OF_A_SOCKET}
         if self.capabilities is None:
             self.capabilities = here
         if here != self.capabilities:

@@ -23,6 +23,7 @@ from errata_server.doors.mux.detached import DetachedSessions
 from errata_server.doors.mux.multiplexer import Multiplexer
 from errata_server.doors.mux.socket import MuxSocket
 from errata_server.doors.mux.translation import RequestDecoder
+from errata_server.doors.readers import Reader
 from errata_server.environments.declarations import Declared
 from errata_server.episodes.episodes import Episodes
 from errata_server.runtime.runtime import Runtime
@@ -104,7 +105,9 @@ class Server:
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a connection."""
-        await MuxSocket(WebSocket(scope, receive, send), self.multiplexer, scope["errata.principal"]).serve()
+        told = {"headers": [], **scope, "state": {"principal": scope["errata.principal"]}}
+        websocket = WebSocket(told, receive, send)
+        await MuxSocket(websocket, self.multiplexer, Reader(self.runtime.store, websocket)).serve()
 
     async def stop(self, *, drain_s: float = 0.0) -> None:
         """Stop as a process does that was asked to: what runs commits, then everything is closed.
