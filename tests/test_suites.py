@@ -29,6 +29,7 @@ INSTALLED = {"latest", "wheel"}
 PLAYED = ON_THE_SERVER - {
     "schedules",
     "upstream-envs",
+    "upstream-patches",
     "conformance",
     "salvage",
     "browser",
