@@ -1,5 +1,7 @@
-"""The patches of rfcs/proposals: each series applies alone and beside the others, its tests pass, and who does not use
-it gets the bytes of stock, with the oldest and the newest FastAPI that OpenEnv allows.
+"""The patches of proposals A and B, which need no other; that of C, which needs A's, is in `test_proposals`.
+
+Each series applies alone and beside the other, its tests pass, and who does not use it gets the bytes of stock, with
+the oldest and the newest FastAPI that OpenEnv allows.
 
 A series is a letter: ``b-*.patch``, then ``b2-*.patch``. A patch that touches ``envs/`` is for OpenEnv's repository; it
 applies to what ``make openenv-source`` exports, with the tree of the wheel below it.
@@ -26,7 +28,7 @@ LOWEST = ROOT / ".cache" / "resolution-lowest" / "bin" / "python"
 WITH_SMOLAGENTS = ROOT / ".cache" / "upstream-envs" / "bin" / "python"
 PYTHONS = {"newest": Path(sys.executable), "lowest": LOWEST}
 
-PATCHES = sorted((ROOT / "rfcs" / "upstream").glob("[abc]*.patch"))
+PATCHES = sorted((ROOT / "rfcs" / "upstream").glob("[ab]*.patch"))
 FOR_THE_REPOSITORY = [patch for patch in PATCHES if any(path.startswith("envs/") for path in changed(patch))]
 CORE = {
     letter: [patch for patch in group if patch not in FOR_THE_REPOSITORY]

@@ -20,7 +20,7 @@ UPSTREAM = ROOT / "rfcs" / "upstream"
 PROPOSALS = ROOT / "rfcs" / "proposals"
 PATCHES = {path.name[0]: path for path in sorted(UPSTREAM.glob("[a-z]-*.patch"))}
 TEXTS = {path.name[0]: path for path in sorted(PROPOSALS.glob("[a-z]-*.md"))}
-ORDERS = [order for order in ("a", "ac", "ab", "ba", "abc", "bac") if set(order) <= PATCHES.keys()]
+ORDERS = [order for order in ("a", "ac", "abc", "bac") if set(order) <= PATCHES.keys()]
 PYTHONS = {"newest": sys.executable, "lowest": str(ROOT / ".cache" / "upstream-lowest" / "bin" / "python")}
 """Python by FastAPI: the newest, which requirements/dev.lock pins, and the lowest that openenv 0.10.0 allows."""
 
@@ -124,12 +124,6 @@ def test_a_patch_changes_what_it_names_and_nothing_else(trees: Trees, kind: str,
     differing = {path for path in stock.keys() | patched.keys() if stock.get(path) != patched.get(path)}
     assert differing == set().union(*(changed(PATCHES[letter]) for letter in order))
     assert not stock.keys() - patched.keys()
-
-
-@pytest.mark.skipif("b" not in PATCHES, reason="the patch of proposal B is not in this checkout")
-def test_a_and_b_apply_in_either_order(trees: Trees) -> None:
-    for kind in ("wheel", "sdist"):
-        assert files(trees[kind, "ab"]) == files(trees[kind, "ba"])
 
 
 @pytest.mark.parametrize(
