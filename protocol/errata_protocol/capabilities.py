@@ -68,7 +68,7 @@ class Capabilities(BaseModel):
 
     Attributes:
         protocol: Name of the mux subprotocol.
-        environment: Name of the environment behind this door; empty where the server does not say it.
+        environment: Name of the environment behind this door.
         extensions: Extension name to version; an absent name is not offered.
         recovery: What becomes of a session when the server crashes.
         agent_text_version: Version of the environment's ``agent_text``.
@@ -81,7 +81,7 @@ class Capabilities(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     protocol: str = PROTOCOL_NAME
-    environment: str = ""
+    environment: str
     extensions: dict[str, int] = Field(default_factory=dict)
     recovery: Recovery = Recovery.NONE
     agent_text_version: str | None = None

@@ -168,7 +168,9 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         frame = await self.exchange(self.encode(PROBE))
         if frame.type == "capabilities":
             try:
-                return Capabilities.model_validate(frame.data)
+                named = {"environment": ""}  # which a server other than ours may leave out
+                told = named | frame.data if isinstance(frame.data, dict) else frame.data
+                return Capabilities.model_validate(told)
             except ValidationError as error:
                 raise FrameInvalid(f"the server answered capabilities this client cannot read: {error}") from error
         if frame.type != "error":
