@@ -18,7 +18,6 @@
     gem              .cache/gem: the environments' interface of ROLL, beside the packages of `.cache/venv`
     skyrl            .cache/skyrl: SkyRL's Tinker server and an SDK that it understands; it does not hold the project
     upstream-patches .cache/upstream-patches/dist: the published wheel and sdist of OpenEnv
-    upstream-lowest  .cache/upstream-lowest: the lowest FastAPI OpenEnv allows, beside the packages of `.cache/venv`
 
 uv installs, in the version of requirements/uv.lock. An environment in the cache is named after its locks and the Python
 it was made with, so a changed lock makes another. One that holds the project is a copy in the checkout, of hard links
@@ -70,7 +69,6 @@ NAMES = (
     "verl",
     "upstream-envs",
     "upstream-patches",
-    "upstream-lowest",
     "cookbook",
     "gem",
     "skyrl",
@@ -502,10 +500,6 @@ class Checkout:
                 (own / packages / "errata-development.pth").write_text(line, encoding="utf-8")
                 (own / ".copied").touch()
             link(self.here / name, own.name)
-
-    def upstream_lowest(self) -> None:
-        """Make the Python that compares a patched OpenEnv with stock on the lowest FastAPI that it allows."""
-        self._beside("upstream-lowest")
 
     def skyrl(self) -> None:
         """Link .cache/skyrl: what tests/skyrl starts SkyRL's server and its client with."""

@@ -37,20 +37,20 @@ def rows(text: str) -> list[list[str]]:
 
 
 def lines_of_patches(letter: str) -> int:
-    """Return how many lines a proposal's patches add outside of tests."""
+    """Return how many lines a proposal's patches add or remove outside of tests."""
     counted = 0
     for patch in PATCHES.glob(f"{letter}*.patch"):
         file = ""
         for line in patch.read_text().splitlines():
             if line.startswith("diff --git "):
                 file = line.rpartition(" b/")[2]
-            elif re.match(r"\+(?!\+\+ )", line) and not file.startswith("tests/") and file:
+            elif re.match(r"[+-](?!\+\+ |-- )", line) and not file.startswith("tests/") and file:
                 counted += 1
     return counted
 
 
 def test_the_proposals_are_found() -> None:
-    assert "b-error-information" in [path.stem for path in TEXTS]
+    assert [path.stem for path in TEXTS] == ["a-no-lost-replies", "b-error-information", "c-repeat-safe-requests"]
 
 
 @each_text
@@ -86,10 +86,16 @@ def test_the_page_is_one_page_and_names_each_proposal_with_its_lines() -> None:
     assert sorted(table) == ["A", "B", "C"]
     for letter, cells in table.items():
         counted = lines_of_patches(letter.lower())
-        assert cells[2] == (str(counted) if counted else "–"), letter
-        assert counted <= 500, letter
+        assert cells[2] == str(counted), letter
+        assert 0 < counted <= 500, letter
         texts = [path.name for path in TEXTS if path.name.startswith(letter.lower())]
         assert re.findall(r"\]\((.+?)\)", cells[0]) == texts, letter
+
+
+@each_text
+def test_a_proposal_names_its_lines(path: Path) -> None:
+    named = re.findall(r"\b(\d+) lines are added or removed outside of tests\b", path.read_text())
+    assert named == [str(lines_of_patches(path.stem[0]))]
 
 
 @pytest.mark.parametrize("path", [PAGE, EVIDENCE, *TEXTS], ids=lambda path: path.stem)

@@ -1,10 +1,9 @@
-"""The patches of proposals A and B, which need no other; that of C, which needs A's, is in `test_proposals`.
+"""The patches of rfcs/proposals: each series applies alone and beside the others, its tests pass, who does not use it
+gets the bytes of stock, and the texts' examples are what it does, with the oldest and the newest FastAPI of OpenEnv.
 
-Each series applies alone and beside the other, its tests pass, and who does not use it gets the bytes of stock, with
-the oldest and the newest FastAPI that OpenEnv allows.
-
-A series is a letter: ``b-*.patch``, then ``b2-*.patch``. A patch that touches ``envs/`` is for OpenEnv's repository; it
-applies to what ``make openenv-source`` exports, with the tree of the wheel below it.
+A series is a letter: ``b-*.patch``, then ``b2-*.patch``. One that `NEEDS` another applies on that. A patch that touches
+``envs/`` is for OpenEnv's repository; it applies to what ``make openenv-source`` exports, with the tree of the wheel
+below it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import itertools
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,36 @@ import pytest
 
 from ..openenv_source import SOURCE, needs_openenv_source
 from ..upstream.suite import suite_outcomes
-from .trees import ROOT, apply, changed, files, played, run, unpacked
+from .trees import HERE, ROOT, apply, changed, files, lines, played, run, unpacked
 
-PROPOSAL = ROOT / "rfcs" / "proposals" / "b-error-information.md"
+TEXTS = {path.name[0]: path for path in (ROOT / "rfcs" / "proposals").glob("[abc]-*.md")}
 LOWEST = ROOT / ".cache" / "resolution-lowest" / "bin" / "python"
 WITH_SMOLAGENTS = ROOT / ".cache" / "upstream-envs" / "bin" / "python"
 PYTHONS = {"newest": Path(sys.executable), "lowest": LOWEST}
 
-PATCHES = sorted((ROOT / "rfcs" / "upstream").glob("[ab]*.patch"))
+PATCHES = sorted((ROOT / "rfcs" / "upstream").glob("[abc]*.patch"))
 FOR_THE_REPOSITORY = [patch for patch in PATCHES if any(path.startswith("envs/") for path in changed(patch))]
 CORE = {
     letter: [patch for patch in group if patch not in FOR_THE_REPOSITORY]
     for letter, group in itertools.groupby(PATCHES, key=lambda patch: patch.name[0])
 }
-ORDERS = ["", *CORE, *("".join(pair) for pair in itertools.permutations(CORE, 2))]
-"""Of the series' letters: none, each alone, each pair both ways."""
+NEEDS = {"c": "a"}
+"""The series that a series applies on."""
+ALONE = [NEEDS.get(letter, "") + letter for letter in CORE]
+"""Of the series' letters: each with what it needs."""
+ORDERS = [
+    "".join(order)
+    for size in range(len(CORE) + 1)
+    for order in itertools.permutations(CORE, size)
+    if all(needed in order[: order.index(letter)] for letter, needed in NEEDS.items() if letter in order)
+]
+"""Of the series' letters: none, and each choice of them in each order that applies."""
+MESSAGES = ("recorded", "written", "unasked")
+"""Messages that ask for nothing of the proposals."""
 
 pytestmark = [pytest.mark.upstream_patches, pytest.mark.timeout(300)]
-each_series = pytest.mark.parametrize("letter", CORE)
+each_series = pytest.mark.parametrize("order", ALONE)
+each_merged = pytest.mark.parametrize("order", [*ALONE, ORDERS[-1]])
 each_python = pytest.mark.parametrize("python", PYTHONS)
 
 
@@ -66,15 +78,31 @@ def outcome(tree: Path, *tests: str, python: Path, path: str = "src") -> tuple[i
 
 
 def test_the_series_are_found() -> None:
-    assert "b" in CORE
+    assert list(CORE) == ["a", "b", "c"]
+    assert ORDERS == ["", "a", "b", "ab", "ac", "ba", "abc", "acb", "bac"]
     assert [patch.name for patch in FOR_THE_REPOSITORY if patch.name[0] == "b"] == [
         "b2-error-information-environments.patch"
     ]
 
 
-def test_the_lowest_python_has_the_oldest_fastapi() -> None:
-    done = run(ROOT, "-c", "import fastapi, openenv; print(fastapi.__version__)", python=LOWEST)
-    assert done.stdout.strip() == "0.116.0", done.stderr
+@each_python
+def test_the_python_has_the_openenv_of_the_tree(trees: dict[tuple[str, str], Path], python: str) -> None:
+    tree = trees["wheel", "a"]
+    program = "import fastapi, openenv; print(openenv.__file__, fastapi.__version__)"
+    done = run(tree, "-c", program, python=PYTHONS[python])
+    where, version = done.stdout.split()
+    assert where.startswith(str(tree))
+    assert (version == "0.116.0") == (python == "lowest")
+
+
+@each_series
+def test_a_series_is_in_the_form_of_git_am(order: str, tmp_path: Path) -> None:
+    tree = unpacked("wheel", tmp_path)
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.invalid"]
+    for command in (["init", "-q"], ["add", "src"], ["commit", "-qm", "0.10.0"]):
+        subprocess.run([*git, *command], cwd=tree, check=True)
+    for letter in order:
+        subprocess.run([*git, "am", "-q", *map(str, CORE[letter])], cwd=tree, check=True)
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
@@ -85,11 +113,12 @@ def test_a_series_changes_what_it_names_in_any_order(trees: dict[tuple[str, str]
         differing = {path for path in stock.keys() | patched.keys() if stock.get(path) != patched.get(path)}
         named = {path for letter in order for patch in CORE[letter] for path in changed(patch)}
         assert differing == named, order
-        assert patched == files(trees[kind, order[::-1]]), order
+        assert not stock.keys() - patched.keys()
+        assert patched == files(trees[kind, "".join(sorted(order))]), order
 
 
 @each_python
-@pytest.mark.parametrize("order", [order for order in ORDERS if order])
+@each_merged
 def test_the_tests_of_a_series_pass(trees: dict[tuple[str, str], Path], order: str, python: str) -> None:
     tests = own_tests(*(patch for letter in order for patch in CORE[letter]))
     status, said = outcome(trees["wheel", order], *tests, python=PYTHONS[python])
@@ -98,18 +127,21 @@ def test_the_tests_of_a_series_pass(trees: dict[tuple[str, str], Path], order: s
 
 
 @each_series
-def test_the_tests_of_a_series_fail_on_stock(trees: dict[tuple[str, str], Path], letter: str, tmp_path: Path) -> None:
+def test_the_tests_of_a_series_fail_without_it(trees: dict[tuple[str, str], Path], order: str, tmp_path: Path) -> None:
     tree = unpacked("wheel", tmp_path / "tree")
-    for path in own_tests(*CORE[letter]):
+    for letter in order[:-1]:
+        for patch in CORE[letter]:
+            apply(tree, patch)
+    for path in own_tests(*CORE[order[-1]]):
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
-        (tree / path).write_bytes((trees["wheel", letter] / path).read_bytes())
+        (tree / path).write_bytes((trees["wheel", order] / path).read_bytes())
         assert outcome(tree, path, python=Path(sys.executable))[0] != 0, path
 
 
 @each_series
-def test_code_is_in_upstreams_style(trees: dict[tuple[str, str], Path], letter: str) -> None:
-    tree = trees["sdist", letter]
-    touched = sorted(path for patch in CORE[letter] for path in changed(patch) if path.endswith(".py"))
+def test_code_is_in_upstreams_style(trees: dict[tuple[str, str], Path], order: str) -> None:
+    tree = trees["sdist", order]
+    touched = sorted(path for patch in CORE[order[-1]] for path in changed(patch) if path.endswith(".py"))
     config = ["--no-cache", "--config", str(tree / "pyproject.toml")]
     for command in (["format", "--check"], ["check"]):
         done = run(tree, "-m", "ruff", *command, *config, *touched)
@@ -118,19 +150,50 @@ def test_code_is_in_upstreams_style(trees: dict[tuple[str, str], Path], letter: 
 
 @each_python
 def test_who_does_not_use_it_gets_the_bytes_of_stock(trees: dict[tuple[str, str], Path], python: str) -> None:
-    stock = played(trees["wheel", ""], python=PYTHONS[python])
+    asked = "".join(map(lines, MESSAGES)).splitlines()
+    stock = played(trees["wheel", ""], python=PYTHONS[python], messages=MESSAGES)
     for order in ORDERS[1:]:
-        assert played(trees["wheel", order], python=PYTHONS[python]) == stock, order
+        patched = played(trees["wheel", order], python=PYTHONS[python], messages=MESSAGES)
+        for message, before, after in zip(asked, stock, patched, strict=True):
+            assert after == before, (order, message)
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_stock(trees: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    report = tmp_path_factory.mktemp("suite") / "stock.xml"
+    return suite_outcomes(report, python_path=[trees["wheel", ""] / "src"])
 
 
 @needs_openenv_source
 @pytest.mark.timeout(600)
-@each_series
-def test_upstreams_suite_passes_as_before(trees: dict[tuple[str, str], Path], letter: str, tmp_path: Path) -> None:
-    before = suite_outcomes(tmp_path / "stock.xml", python_path=[trees["wheel", ""] / "src"])
-    after = suite_outcomes(tmp_path / "patched.xml", python_path=[trees["wheel", letter] / "src"])
-    assert sum(outcome == "passed" for outcome in before.values()) == 108
-    assert after == before
+@each_merged
+def test_upstreams_suite_passes_as_before(
+    trees: dict[tuple[str, str], Path], outcomes_of_stock: dict[str, str], order: str, tmp_path: Path
+) -> None:
+    assert sum(outcome == "passed" for outcome in outcomes_of_stock.values()) == 108
+    patched = suite_outcomes(tmp_path / "patched.xml", python_path=[trees["wheel", order] / "src"])
+    assert patched == outcomes_of_stock
+
+
+# -- lost replies and repeat-safe requests ----------------------------------------------------------------------------
+
+
+@each_python
+@pytest.mark.parametrize("order", ["a", "ac"])
+def test_examples_are_what_the_patched_server_says(trees: dict[tuple[str, str], Path], order: str, python: str) -> None:
+    text = TEXTS[order[-1]].read_text()
+    assert "```exchange\n" in text
+    assert run(trees["wheel", order], str(HERE / "exchanges.py"), text=text, python=PYTHONS[python]).stdout == text
+
+
+def test_memory_is_flat_in_2000_episodes_over_one_socket(trees: dict[tuple[str, str], Path]) -> None:
+    done = run(trees["wheel", "ac"], str(HERE / "memory.py"), "2000", "20", "5000")
+    assert done.returncode == 0, done.stderr[-4000:]
+    held = json.loads(done.stdout)
+    assert held["deliveries"] == 2000 * 21
+    assert 0 < held["most_bytes_after_10_episodes"] <= 22 * 5200  # an episode, and the last reply once more
+    assert held["most_bytes"] == held["most_bytes_after_10_episodes"]
+    assert held["most_ids"] <= 256
 
 
 # -- error information ------------------------------------------------------------------------------------------------
@@ -142,7 +205,7 @@ def test_the_fields_are_those_of_the_proposal(trees: dict[tuple[str, str], Path]
         "print(json.dumps([list(m.model_fields) for m in (ErrorInfo, ErrorSite)]))"
     )
     info, site = json.loads(run(trees["wheel", "b"], "-c", program).stdout)
-    tables = PROPOSAL.read_text().partition("### Core Abstractions")[2].partition("- **B-1**")[0].split("| A site |")
+    tables = TEXTS["b"].read_text().partition("### Core Abstractions")[2].partition("- **B-1**")[0].split("| A site |")
     first_cells = [re.findall(r"^\| (`.+?) \|", table, re.M) for table in tables]
     assert [re.findall(r"`(\w+)`", " ".join(cells)) for cells in first_cells] == [["error_info", *info], site]
 
@@ -187,7 +250,7 @@ env.reset()
 action = CodeAction(**json.loads(sys.argv[1]))
 print(json.dumps(serialize_observation(env.step(action))))
 """
-    section = PROPOSAL.read_text().partition("### On the wire")[2]
+    section = TEXTS["b"].read_text().partition("### On the wire")[2]
     (asked,) = re.findall(r"^The answer of `coding_env` to `(.+?)`", section, re.M)
     (shown,) = re.findall(r"```json\n(.+?)\n```", section, re.S)
     done = run(tree, "-c", program, asked, python=WITH_SMOLAGENTS, path="src:envs")

@@ -1,7 +1,8 @@
-"""What rfcs/proposals says that stock OpenEnv 0.10.0 does: a test for each sentence, by the name in its comment.
+"""What proposal B of rfcs/proposals says that stock OpenEnv 0.10.0 does: a test for each sentence, by its name.
 
 A sentence about today is followed by ``<!-- today: NAME -->``. ``tests/test_proposals.py`` looks for the function
-``test_today_NAME`` here and in ``tests/upstream_envs/test_today_environments.py``, which has OpenEnv's environments.
+``test_today_NAME`` here, in ``test_today_replies.py`` (the page, A and C) and in
+``tests/upstream_envs/test_today_environments.py``, which has OpenEnv's environments.
 """
 
 from __future__ import annotations
@@ -9,19 +10,13 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import json
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from fastmcp import FastMCP
-from openenv import GenericEnvClient
 from openenv.core.client_types import StepResult
 from openenv.core.env_server import (
     Action,
@@ -44,7 +39,7 @@ pytestmark = pytest.mark.upstream_patches
 
 
 class WordAction(Action):
-    """Say a word; ``no`` is refused, ``slow`` takes its time."""
+    """Say a word; ``no`` is refused."""
 
     word: str
 
@@ -71,18 +66,12 @@ class WordEnvironment(Environment[WordAction, WordObservation, State]):
     def step(self, action: WordAction, timeout_s: float | None = None, **kwargs: Any) -> WordObservation:
         if action.word == "no":
             raise ValueError("the word is refused")
-        if action.word == "slow":
-            RELEASED.wait()
         self._state.step_count += 1
         return WordObservation(said=self._state.step_count, metadata={"word": action.word})
 
     @property
     def state(self) -> State:
         return self._state
-
-
-RELEASED = threading.Event()
-"""Lets slow steps end."""
 
 
 class Tools(MCPEnvironment):
@@ -98,8 +87,10 @@ class Tools(MCPEnvironment):
             raise ValueError("it failed")
 
         super().__init__(server)
+        self._state = State()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        self._state = State(episode_id=episode_id)
         return Observation()
 
     def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
@@ -107,7 +98,7 @@ class Tools(MCPEnvironment):
 
     @property
     def state(self) -> State:
-        return State()
+        return self._state
 
 
 def app(environment: Any = WordEnvironment, action: Any = WordAction, observation: Any = WordObservation) -> FastAPI:
@@ -127,30 +118,12 @@ def asked(application: FastAPI, *messages: dict[str, Any]) -> list[Any]:
         return replies
 
 
-@contextmanager
-def served(application: FastAPI) -> Iterator[str]:
-    """Serve an application on a port of this machine; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 def step(word: str) -> dict[str, Any]:
     return {"type": "step", "data": {"word": word}}
 
 
 def test_this_is_stock_openenv() -> None:
     assert importlib.metadata.version("openenv") == "0.10.0"
-
-
-# -- B, error information ---------------------------------------------------------------------------------------------
 
 
 def test_today_metadata_is_delivered_twice() -> None:
@@ -236,39 +209,3 @@ def test_today_the_harness_adapter_shows_metadata_to_the_model() -> None:
     message = _serialize_for_message(adapter.call_tool("say", {}).data)
     assert "safety_violation" in message
     assert '"reward": -1.0' in message
-
-
-# -- the page ---------------------------------------------------------------------------------------------------------
-
-
-def test_today_a_timeout_ends_the_session() -> None:
-    RELEASED.clear()
-
-    async def use(url: str) -> tuple[int, dict[str, Any]]:
-        async with GenericEnvClient(base_url=url) as env:
-            await env.reset(episode_id="mine")
-            before = (await env.step({"word": "one"})).observation["said"]
-            env._message_timeout = 0.05  # passes however fast the machine is: the step waits for RELEASED
-            with pytest.raises(TimeoutError):
-                await env.step({"word": "slow"})
-            RELEASED.set()
-            env._message_timeout = 60
-            return before, await env.state()
-
-    with served(app()) as url:
-        before, state = asyncio.run(use(url))
-    assert before == 1
-    assert (state["episode_id"], state["step_count"]) == (None, 0)
-
-
-def test_today_a_created_session_outlives_its_socket() -> None:
-    with TestClient(app()) as client:
-        created = client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}).json()
-        path = f"/ws?session_id={created['result']['session_id']}"
-        with client.websocket_connect(path) as socket:
-            for message in ({"type": "reset", "data": {"episode_id": "mine"}}, step("one")):
-                socket.send_json(message)
-                assert socket.receive_json()["type"] == "observation"
-        with client.websocket_connect(path) as socket:
-            socket.send_json({"type": "state"})
-            assert socket.receive_json()["data"] == {"episode_id": "mine", "step_count": 1}

@@ -1,16 +1,19 @@
-"""What rfcs/proposals/ a and c say about today, on the installed openenv 0.10.0; each test names its sentence."""
+"""What the page and proposals A and C of rfcs/proposals say that stock OpenEnv 0.10.0 does: a test for each sentence.
+
+As in ``test_today.py``: ``test_today_NAME`` is that of a sentence which ``<!-- today: NAME -->`` follows.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,8 +23,14 @@ from fastapi import FastAPI
 from openenv.core import GenericEnvClient
 from openenv.core.env_server import Action, ConcurrencyConfig, Environment, HTTPEnvServer, Observation, State
 from openenv.core.env_server.types import StepRequest
+from openenv.core.mcp_client import MCPToolClient
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
+
+from .test_today import Tools
+
+pytestmark = pytest.mark.upstream_patches
 
 
 class AddAction(Action):
@@ -78,9 +87,9 @@ class SumEnvironment(Environment[AddAction, SumObservation, State]):
 class Served:
     """A stock server on a real port."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Any, action: Any, observation: Any) -> None:
         app = FastAPI()
-        self.server = HTTPEnvServer(SumEnvironment, AddAction, SumObservation, max_concurrent_envs=4)
+        self.server = HTTPEnvServer(environment, action, observation, max_concurrent_envs=4)
         self.server.register_routes(app)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
@@ -115,7 +124,7 @@ def served() -> Iterator[Served]:
     SumEnvironment.started.clear()
     SumEnvironment.may_end.clear()
     SumEnvironment.closed = 0
-    with Served() as one:
+    with Served(SumEnvironment, AddAction, SumObservation) as one:
         yield one
 
 
@@ -147,48 +156,45 @@ async def attached(served: Served, session_id: str) -> ClientConnection:
         await asyncio.sleep(0.01)
 
 
-async def cut_in_a_step(served: Served) -> str:
+async def cut_in_a_step(served: Served, n: float = 10) -> str:
     """Return a session whose socket was cut while its second step was executed."""
     session_id: str = served.rpc("openenv/session/create")["result"]["session_id"]
     ws = await served.socket(session_id)
     await ask(ws, {"type": "reset"})
     await ask(ws, step(1))
-    await ws.send(json.dumps(step(10, slow=True)))
+    await ws.send(json.dumps(step(n, slow=True)))
     await until(SumEnvironment.started.is_set)
     ws.transport.abort()
     return session_id
 
 
-async def test_today_a_kept_socket_takes_the_late_reply(served: Served) -> None:
-    """A: "took the late reply for that of the next request". C: "No reply says which request it answers"."""
-    async with served.socket() as ws:
-        await ask(ws, {"type": "reset"})
-        with pytest.raises(asyncio.TimeoutError):
-            await ask(ws, step(1, slow=True), 0.05)
-        SumEnvironment.may_end.set()
-        late = await ask(ws, step(10))
-        assert late["data"]["observation"]["total"] == 1
-        assert set(late) == {"type", "data"}
+async def attached_again(served: Served, n: float = 10) -> ClientConnection:
+    """Return a socket of a session that was cut in its second step, which has ended since."""
+    session_id = await cut_in_a_step(served, n)
+    SumEnvironment.may_end.set()
+    return await attached(served, session_id)
+
+
+# -- clients ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_today_the_step_after_a_timeout_runs_in_a_fresh_environment(served: Served, cancelled: bool) -> None:
-    """A: "no error, an observation of the wrong episode", and "The same happens when a caller cancels"."""
+async def test_today_a_timeout_ends_the_session(served: Served, cancelled: bool) -> None:
     async with GenericEnvClient(base_url=served.url, message_timeout_s=30) as env:
-        await env.reset()
+        await env.reset(episode_id="mine")
         await env.step({"n": 100})
         if not cancelled:
-            env._message_timeout = 0.05
+            env._message_timeout = 0.05  # passes however fast the machine is: the step waits for may_end
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(env.step({"n": 1, "slow": True}), 0.5 if cancelled else None)
         SumEnvironment.may_end.set()
         env._message_timeout = 30
         assert (await env.step({"n": 10})).observation["total"] == 10
+        assert (await env.state())["episode_id"] is None
         await until(lambda: SumEnvironment.closed == 1)  # the session belonged to its socket
 
 
-async def test_today_the_step_after_a_cut_runs_in_a_fresh_environment(served: Served) -> None:
-    """A: "or when a tunnel or proxy closes the socket"."""
+async def test_today_a_cut_ends_the_session(served: Served) -> None:
     async with GenericEnvClient(base_url=served.url) as env:
         await env.reset()
         await env.step({"n": 100})
@@ -197,50 +203,97 @@ async def test_today_the_step_after_a_cut_runs_in_a_fresh_environment(served: Se
         assert (await env.step({"n": 10})).observation["total"] == 10
 
 
-async def test_today_attaching_again_finds_the_step_but_not_its_reply(served: Served) -> None:
-    """A: "the step in flight has been executed", "cannot be had"; C: "the step acts twice"."""
-    session_id = await cut_in_a_step(served)
-    SumEnvironment.may_end.set()
-    ws = await attached(served, session_id)
+async def test_today_an_mcp_client_keeps_its_session() -> None:
+    with Served(Tools, Action, Observation) as served:
+        async with MCPToolClient(base_url=served.url) as env:
+            await env.reset(episode_id="mine")
+            env._ws.transport.abort()
+            await until(lambda: not served.server._session_websocket_attachments)
+            await until(lambda: env._ws.state.name == "CLOSED")
+            assert (await env.state()).episode_id == "mine"
+
+
+async def test_today_an_mcp_client_calls_tools_over_http() -> None:
+    with Served(Tools, Action, Observation) as served:
+        async with MCPToolClient(base_url=served.url) as env:
+            await env.disconnect()
+            with pytest.raises(RuntimeError, match="it failed"):
+                await env.call_tool("fail")
+            assert env._ws is None
+
+
+async def test_today_a_client_takes_any_frame_for_its_reply() -> None:
+    async def push(ws: ServerConnection) -> None:
+        await ws.send('{"type":"observation","data":{"observation":{"late":true},"reward":null,"done":false}}')
+        await ws.wait_closed()
+
+    async with serve(push, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with GenericEnvClient(base_url=f"http://127.0.0.1:{port}") as env:
+            assert (await env.step({"n": 1})).observation == {"late": True}
+
+
+async def test_today_keyword_arguments_go_to_the_provider() -> None:
+    given = []
+
+    def start(*args: Any, **kwargs: Any) -> str:
+        given.append(kwargs)
+        raise RuntimeError("started")
+
+    provider: Any = SimpleNamespace(start_container=start, start=start, stop_container=lambda: None, stop=lambda: None)
+    with pytest.raises(RuntimeError, match="started"):
+        await GenericEnvClient.from_docker_image("image", provider, recovery_timeout_s=1)
+    with pytest.raises(RuntimeError, match="started"):
+        await GenericEnvClient.from_env("owner/name", provider=provider, recovery_timeout_s=1)
+    assert [kwargs["recovery_timeout_s"] for kwargs in given] == [1, 1]
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+async def test_today_a_created_session_outlives_its_socket(served: Served) -> None:
+    ws = await attached_again(served)
     assert (await ask(ws, {"type": "state"}))["data"]["step_count"] == 2
-    for message in ({"type": "delivery", "data": {"t": 2}}, {"type": "capabilities"}):
-        answer = await ask(ws, message)
-        assert answer["data"]["code"] == "UNKNOWN_TYPE"  # A-6
+    assert (await ask(ws, step(100)))["data"]["observation"]["total"] == 111
+    await ws.close()
+
+
+async def test_today_a_lost_reply_cannot_be_had(served: Served) -> None:
+    ws = await attached_again(served)
+    assert set((await ask(ws, {"type": "state"}))["data"]) == {"episode_id", "step_count"}
     answer = await ask(ws, {"type": "state", "data": {"t": 2}})
     assert answer["data"]["code"] == "VALIDATION_ERROR"
+    await ws.close()
+
+
+async def test_today_an_error_is_lost_like_any_reply(served: Served) -> None:
+    ws = await attached_again(served, -10)
+    assert (await ask(ws, {"type": "state"}))["data"] == {"episode_id": None, "step_count": 2}
+    assert (await ask(ws, step(100)))["data"]["observation"]["total"] == 91  # it had acted
+    await ws.close()
+
+
+async def test_today_a_step_sent_again_acts_twice(served: Served) -> None:
+    ws = await attached_again(served)
     assert (await ask(ws, step(10)))["data"]["observation"]["total"] == 21
     await ws.close()
 
 
-async def test_today_a_socket_counts_as_attached_until_its_requests_are_done(served: Served) -> None:
-    """A-13: "a socket counts as attached until the server is done with its requests"."""
+async def test_today_a_socket_is_attached_until_its_requests_are_done(served: Served) -> None:
     session_id = await cut_in_a_step(served)
     async with served.socket(session_id) as ws:
-        answer = json.loads(await ws.recv())
-        assert answer["data"]["code"] == "SESSION_ERROR"
+        assert json.loads(await ws.recv())["data"]["code"] == "SESSION_ERROR"
     SumEnvironment.may_end.set()
     ws = await attached(served, session_id)
     await ws.close()
+
+
+async def test_today_an_unknown_session_is_a_session_error(served: Served) -> None:
     async with served.socket("unknown") as ws:
-        assert json.loads(await ws.recv())["data"]["code"] == "SESSION_ERROR"  # open question 2 of A
+        assert json.loads(await ws.recv())["data"]["code"] == "SESSION_ERROR"
 
 
-async def test_today_an_error_is_lost_like_any_reply(served: Served) -> None:
-    """C: "or the environment raised an error whose text is lost"; its step may have acted."""
-    session_id = served.rpc("openenv/session/create")["result"]["session_id"]
-    ws = await served.socket(session_id)
-    await ask(ws, {"type": "reset"})
-    await ws.send(json.dumps(step(-1, slow=True)))
-    await until(SumEnvironment.started.is_set)
-    ws.transport.abort()
-    SumEnvironment.may_end.set()
-    ws = await attached(served, session_id)
-    assert (await ask(ws, {"type": "state"}))["data"]["step_count"] == 1
-    await ws.close()
-
-
-async def test_today_an_attached_session_holds_its_slot_until_it_is_closed(served: Served) -> None:
-    """A: "holds its slot until it is closed", "`session_timeout`, which is off by default"."""
+async def test_today_a_created_session_holds_its_slot_until_it_is_closed(served: Served) -> None:
     session_id = served.rpc("openenv/session/create")["result"]["session_id"]
     async with served.socket(session_id) as ws:
         await ask(ws, {"type": "reset"})
@@ -253,26 +306,66 @@ async def test_today_an_attached_session_holds_its_slot_until_it_is_closed(serve
     assert served.server.active_sessions == 0
 
 
-async def test_today_request_id_is_refused_on_ws_and_declared_on_http(served: Served) -> None:
-    """C: "HTTP's `StepRequest` declares a `request_id`", "`/ws` refuses the key"."""
+def test_today_uvicorn_notices_a_half_open_socket_after_40_s() -> None:
+    config = uvicorn.Config("any")
+    assert config.ws_ping_interval + config.ws_ping_timeout == 40
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+async def test_today_a_reply_does_not_name_its_request(served: Served) -> None:
+    async with served.socket() as ws:
+        await ask(ws, {"type": "reset"})
+        with pytest.raises(asyncio.TimeoutError):
+            await ask(ws, step(1, slow=True), 0.05)
+        SumEnvironment.may_end.set()
+        late = await ask(ws, step(10))
+        assert late["data"]["observation"]["total"] == 1
+        assert set(late) == {"type", "data"}
+
+
+async def test_today_an_unknown_message_is_refused(served: Served) -> None:
+    async with served.socket() as ws:
+        for message in ({"type": "capabilities"}, {"type": "delivery", "data": {"t": 2}}):
+            answer = await ask(ws, message)
+            assert (answer["type"], answer["data"]["code"]) == ("error", "UNKNOWN_TYPE")
+        assert (await ask(ws, {"type": "state"}))["type"] == "state"
+
+
+@pytest.mark.parametrize("key", ["note", "request_id"])
+async def test_today_an_unknown_key_is_refused(served: Served, key: str) -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    async with served.socket() as ws:
+        for message in (
+            {"type": "reset"},
+            step(1),
+            {"type": "state"},
+            {"type": "mcp", "data": call},
+            {"type": "close"},
+        ):
+            answer = await ask(ws, {**message, key: "a"})
+            assert answer["data"]["code"] == "VALIDATION_ERROR", message
+        assert (await ask(ws, {"type": "state"}))["data"]["step_count"] == 0
+
+
+async def test_today_http_hands_a_request_id_to_the_environment(served: Served) -> None:
     assert "tracking" in (StepRequest.model_fields["request_id"].description or "")
     assert StepRequest(action={}, request_id="x" * 255)
     with pytest.raises(ValueError, match="255"):
         StepRequest(action={}, request_id="x" * 256)
-    for _ in range(2):  # handed to the environment, and otherwise without effect
+    for _ in range(2):  # without further effect, and in an environment of its own each
         body = {"action": {"n": 1}, "request_id": "a"}
         answer = await asyncio.to_thread(httpx.post, f"{served.url}/step", json=body, trust_env=False)
         assert answer.json()["observation"]["total"] == 1
         assert SumEnvironment.given == {"request_id": "a"}
-    async with served.socket() as ws:
-        answer = await ask(ws, {**step(1), "request_id": "a"})
-        assert answer["data"]["code"] == "VALIDATION_ERROR"
-        assert (await ask(ws, {"type": "state"}))["data"]["step_count"] == 0
+    assert SumEnvironment.closed == 2
 
 
-def test_today_released_clients_attach_only_for_mcp() -> None:
-    """A: the client makes one `POST /mcp`, "as `MCPToolClient` does"; `EnvClient` has no session to attach to."""
-    from openenv.core import env_client, mcp_client
-
-    assert "session_id" not in inspect.getsource(env_client)
-    assert "openenv/session/create" in inspect.getsource(mcp_client)
+async def test_today_mcp_ids_may_repeat_or_be_left_out() -> None:
+    call = {"jsonrpc": "2.0", "method": "tools/list"}
+    with Served(Tools, Action, Observation) as served:
+        async with served.socket() as ws:
+            for given in ({"id": 1}, {"id": 1}, {}):
+                answer = await ask(ws, {"type": "mcp", "data": call | given})
+                assert [tool["name"] for tool in answer["data"]["result"]["tools"]] == ["fail"]

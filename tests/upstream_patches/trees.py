@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,14 @@ def lines(name: str) -> str:
     return (HERE / f"{name}.jsonl").read_text()
 
 
-def played(tree: Path, *more: str, python: str | Path = sys.executable) -> list[Any]:
-    """Return what the OpenEnv of a tree answers to the recorded and the written messages."""
-    text = lines("recorded") + lines("written")
+def played(
+    tree: Path,
+    *more: str,
+    python: str | Path = sys.executable,
+    messages: Iterable[str] = ("recorded", "written"),
+) -> list[Any]:
+    """Return what the OpenEnv of a tree answers to client messages, those of `lines` by their names."""
+    text = "".join(map(lines, messages))
     done = run(tree, str(HERE / "transcript.py"), "play", *more, text=text, python=python)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout.splitlines()[-1])
