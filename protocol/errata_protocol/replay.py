@@ -72,7 +72,7 @@ class ForkReply(BaseModel):
 
     Attributes:
         session_id: Session of the child.
-        eid: Its episode.
+        eid: Episode of the child session.
         t: Where it stands.
         origin: Episode and t that were forked.
         read_key: Opens the child's episodes outside of its session, as a bearer token; left out where the server has

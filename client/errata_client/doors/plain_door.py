@@ -1,4 +1,5 @@
-"""`PlainDoor`: a session over a plain ``/ws``. After a lost reply it refuses steps until its position is known."""
+"""`PlainDoor`: a session over a plain ``/ws``. After a lost reply it repeats the request where
+the server executes it once, and otherwise refuses steps until its position is known."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class Ask:
         kind: Type of the message; ``state_at`` for a ``state`` with `t`.
         data: Value of its ``data``.
         text: Exact text of its ``data``.
-        id: Its ``id``, if it has one.
-        sid: Its session on a multiplexed socket.
+        id: ``id`` of the request, None without one.
+        sid: Session of the request, None on a plain socket.
     """
 
     kind: str | None

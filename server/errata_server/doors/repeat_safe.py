@@ -84,7 +84,7 @@ class RepeatSafe:
             frame: The message without its ``request_id``.
             request_id: The request's id.
             size: Bytes of the message.
-        socket: The socket that received it; see `Sessions.admit`.
+            socket: The socket that received it; see `Sessions.admit`.
 
         Raises:
             RequestIdReused: Another request had this id.

@@ -173,8 +173,9 @@ class Tables(Journal):
     def replies(self, sid: str, first: int, last: int) -> list[DeliveryRow]:
         rows = self._replies.get(sid, {})
         span = range(max(first, 1), min(last, self._last_ids.get(sid, 0)) + 1)
-        ids = span if len(span) <= len(rows) else sorted(rows)  # a plain session's ids are far apart
-        return [rows[id] for id in ids if id in span and id in rows]
+        if len(span) > len(rows):  # a plain session's ids are far apart
+            return [rows[id] for id in sorted(id for id in rows if id in span)]
+        return [rows[id] for id in span if id in rows]
 
     @_locked
     def last_id(self, sid: str) -> int:

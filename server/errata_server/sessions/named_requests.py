@@ -35,12 +35,12 @@ class Named(NamedTuple):
     """A request that has run.
 
     Args:
-        number: Its id in the journal.
-        digest: `digest_of` the request; None where the journal does not hold what was received.
+        number: Number under which the request is in the journal.
+        digest: Result of `digest_of` the request.
     """
 
     number: int
-    digest: bytes | None
+    digest: bytes
 
 
 async def digest_of(kind: str, data: Any, size: int) -> bytes:
@@ -48,7 +48,7 @@ async def digest_of(kind: str, data: Any, size: int) -> bytes:
 
     Args:
         kind: Type of the request.
-        data: Its decoded ``data``.
+        data: Decoded ``data`` of the request.
         size: Bytes of the message that it came in. A large one is digested in a thread.
     """
     return _digest(kind, data) if size <= _INLINE else await asyncio.to_thread(_digest, kind, data)
@@ -66,7 +66,7 @@ class NamedRequests:
         self._store = store
         self._sid = sid
         self._named: dict[str, Named] = {}  # oldest first
-        self._by_hash: dict[int, Named] = {}  # of the last ones before this socket
+        self._earlier: dict[int, int] = {}  # numbers of the last ones before this socket, by the hash of their ids
         self._last: int | None = None
 
     async def reply(self, request_id: str, digest: bytes) -> DeliveryRow | None:
@@ -77,14 +77,18 @@ class NamedRequests:
             ReplyGone: Its episode was deleted.
         """
         if self._last is None:
-            self._last = await self._store.read(lambda journal: self._found(journal))
-        known = self._named.get(request_id) or self._by_hash.get(_hash(request_id))
-        if known is None:
+            self._last = await asyncio.to_thread(self._found, self._store.journal)
+        known = self._named.get(request_id)
+        number = known.number if known is not None else self._earlier.get(_hash(request_id))
+        if number is None:
             return None
-        if known.digest is not None and known.digest != digest:
-            raise RequestIdReused(f"request_id {request_id!r} was given to another request")
-        number = known.number
         rows = await self._store.read(lambda journal: journal.replies(self._sid, number, number))
+        if known is None and rows:
+            recorded = await asyncio.to_thread(_digest_of_row, rows[0])
+        else:
+            recorded = known.digest if known is not None else None
+        if recorded not in (None, digest):
+            raise RequestIdReused(f"request_id {request_id!r} was given to another request")
         if not rows:
             raise ReplyGone(f"request {request_id!r} was executed, and its reply is no longer kept")
         return rows[0]
@@ -102,11 +106,13 @@ class NamedRequests:
             del self._named[next(iter(self._named))]
 
     def _found(self, journal: Journal) -> int:
+        """Find the last numbers and return the highest; in a thread, one row at a time, since rows may be large."""
         last = journal.last_id(self._sid)
-        first = max(1, last - (KEPT << HASH_BITS))
-        for row in journal.replies(self._sid, first, last) if last else ():
-            assert row.id is not None
-            self._by_hash[row.id & _MASK] = Named(row.id, _digest_of_row(row))
+        count = last >> HASH_BITS
+        for at in range(max(1, count - KEPT + 1), count + 1):
+            for row in journal.replies(self._sid, at << HASH_BITS, (at << HASH_BITS) | _MASK):
+                assert row.id is not None
+                self._earlier[row.id & _MASK] = row.id
         return last
 
 
@@ -118,6 +124,7 @@ def _hash(request_id: str) -> int:
 
 
 def _digest_of_row(row: DeliveryRow) -> bytes | None:
+    """Return the digest of the request of a row; None where the journal does not hold what was received."""
     received = as_received(row.request, row.request_sha) if row.kind == "reset" else row.request
     return _digest(row.kind, json.loads(received)) if received else None
 
