@@ -95,6 +95,7 @@ class TinkerService:
 
         for name, answer in answers.items():
             app.post(f"/api/v1/{name}")(_handler(answer))
+        app.post("/api/v1/sessions/{name}/finish")(lambda name: {})
         app.get("/api/v1/healthz")(lambda: {"status": "ok"})
         app.get("/api/v1/get_server_capabilities")(lambda: {"supported_models": [{"model_name": "tiny"}]})
         app.get("/api/v1/samplers/{name}")(lambda name: {"sampler_id": name, "base_model": "tiny"})

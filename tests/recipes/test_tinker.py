@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
+import gc
 import logging
 import math
 import runpy
 import socket
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from recorded_cases import CASES, items_of, pairs_of, rollouts
+from tinker._client import AsyncTinker
 from toy_models import VOCABULARY, toy
 
 from errata_protocol.errors import ServiceError
@@ -392,6 +397,21 @@ def test_the_session_is_ended_once() -> None:
         assert sum(count for name, count in service.calls.items() if "finish" in name) == 1
         with pytest.raises(ServiceError, match="the Tinker service failed: RuntimeError"):
             policy.sample([(5, 6)], max_tokens=1)
+
+
+def test_an_sdk_client_that_is_collected_closes_no_connection_later(service: SpoiledService) -> None:
+    """The connection's number may be another's by then."""
+
+    async def collected() -> set[asyncio.Task[Any]]:
+        client = AsyncTinker(base_url=service.url, api_key="tml-test")
+        await client.get("/api/v1/healthz", cast_to=httpx.Response)
+        gone = weakref.ref(client)
+        del client
+        gc.collect()
+        assert gone() is None
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(collected()) == set()
 
 
 def test_nobody_there_is_said_without_the_sdks_five_minutes() -> None:

@@ -12,8 +12,16 @@ from typing import Any
 
 import httpx
 import tinker
+from tinker import _base_client
 
 from errata_protocol.errors import ServiceError
+
+# The SDK leaves an HTTP client of each service client unclosed. When that is collected, it closes its connections in a
+# task of whichever loop runs in the collecting thread. Their sockets are closed by then, and their numbers may belong
+# to new connections: the task takes the readers of those away, and their requests wait for ever.
+_HTTP_CLIENT: Any = getattr(_base_client, "AsyncHttpxClientWrapper", object)
+if "__del__" in vars(_HTTP_CLIENT):
+    del _HTTP_CLIENT.__del__
 
 
 def check_service(url: str, *, timeout_s: float = 10.0) -> None:
