@@ -151,11 +151,17 @@ def test_code_is_in_upstreams_style(trees: dict[tuple[str, str], Path], order: s
 @each_python
 def test_who_does_not_use_it_gets_the_bytes_of_stock(trees: dict[tuple[str, str], Path], python: str) -> None:
     asked = "".join(map(lines, MESSAGES)).splitlines()
-    stock = played(trees["wheel", ""], python=PYTHONS[python], messages=MESSAGES)
+    stock = played(trees["wheel", ""], MESSAGES, PYTHONS[python])
     for order in ORDERS[1:]:
-        patched = played(trees["wheel", order], python=PYTHONS[python], messages=MESSAGES)
+        patched = played(trees["wheel", order], MESSAGES, PYTHONS[python])
         for message, before, after in zip(asked, stock, patched, strict=True):
             assert after == before, (order, message)
+
+
+@pytest.mark.parametrize("order", ["", ORDERS[-1]])
+def test_the_recorded_messages_are_what_openenvs_clients_send(trees: dict[tuple[str, str], Path], order: str) -> None:
+    done = run(trees["wheel", order], str(HERE / "transcript.py"), "record")
+    assert done.stdout == lines("recorded"), done.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 Run by the Python and with the ``PYTHONPATH`` of the OpenEnv to be looked at; imports nothing of ours::
 
-    python transcript.py record          # what OpenEnv's own clients send to it, one JSON line a connection or request
-    python transcript.py play [RECORDS]  # the answers to such lines on stdin; RECORDS: with record_episodes=True
+    python transcript.py record  # what OpenEnv's own clients send to it, one JSON line a connection or request
+    python transcript.py play    # the answers to such lines on stdin
 
 A line is ``{"app", "ws", "frames"}`` or ``{"app", "method", "path", "body"}``. SESSION in it stands for the session
 that was made last.
@@ -106,16 +106,16 @@ class ToolEnvironment(Environment[Action, Observation, State]):
         return State()
 
 
-def apps(**more: Any) -> dict[str, Any]:
+def apps() -> dict[str, Any]:
     """Return the applications by name."""
     words, tools = (
         (WordEnvironment, WordAction, WordObservation),
         (ToolEnvironment, CallToolAction, CallToolObservation),
     )
     return {
-        "words": create_app(*words, env_name="words", max_concurrent_envs=4, **more),
-        "tools": create_app(*tools, env_name="tools", max_concurrent_envs=4, **more),
-        "production": create_app(*words, env_name="words", max_concurrent_envs=4, mode="production", **more),
+        "words": create_app(*words, env_name="words", max_concurrent_envs=4),
+        "tools": create_app(*tools, env_name="tools", max_concurrent_envs=4),
+        "production": create_app(*words, env_name="words", max_concurrent_envs=4, mode="production"),
     }
 
 
@@ -215,8 +215,7 @@ if __name__ == "__main__":
         for line in recorded():
             print(SESSION_ID.sub("SESSION", json.dumps(line, ensure_ascii=False)))
     else:
-        served = apps(**({"record_episodes": True} if sys.argv[2:] else {}))
-        clients = {name: TestClient(app, raise_server_exceptions=False) for name, app in served.items()}
+        clients = {name: TestClient(app, raise_server_exceptions=False) for name, app in apps().items()}
         answers, session = [], ""
         for text in sys.stdin:
             line = json.loads(text.replace("SESSION", session))

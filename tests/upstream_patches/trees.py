@@ -77,15 +77,10 @@ def lines(name: str) -> str:
     return (HERE / f"{name}.jsonl").read_text()
 
 
-def played(
-    tree: Path,
-    *more: str,
-    python: str | Path = sys.executable,
-    messages: Iterable[str] = ("recorded", "written"),
-) -> list[Any]:
+def played(tree: Path, messages: Iterable[str], python: str | Path = sys.executable) -> list[Any]:
     """Return what the OpenEnv of a tree answers to client messages, those of `lines` by their names."""
     text = "".join(map(lines, messages))
-    done = run(tree, str(HERE / "transcript.py"), "play", *more, text=text, python=python)
+    done = run(tree, str(HERE / "transcript.py"), "play", text=text, python=python)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["openenv"].startswith(str(tree))
