@@ -1,4 +1,4 @@
-"""Write the server's lines of the example exchanges in rfcs/*.md, as a server in this process says them.
+"""Write the server's lines of the example exchanges in rfcs/PROTOCOL.md and rfcs/notes/, as a server here says them.
 
 python scripts/protocol_examples.py           # write
 python scripts/protocol_examples.py --check   # exit 1 where a line is not what would be written
@@ -12,13 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.protocol_exchanges import BLOCK, RFCS, TEXT, exchanges, recorded
+from tests.protocol_exchanges import BLOCK, NOTES, TEXT, exchanges, recorded
 
 
 def main() -> int:
     """Write or compare the exchanges of each text; return the exit status."""
     stale = 0
-    for path in (TEXT, *RFCS):
+    for path in (TEXT, *NOTES):
         text = path.read_text()
         blocks = iter([asyncio.run(recorded(exchange)) for exchange in exchanges(text)])
         now = BLOCK.sub(lambda m: m[0].replace(m[3], "\n".join(next(blocks)) + "\n"), text)  # noqa: B023

@@ -1,4 +1,4 @@
-"""Write the conformance kit's statements.json and schemas/ from rfcs/; ``--check`` says whether they are up to date."""
+"""Write the kit's statements.json and schemas/ from rfcs/notes/ and rfcs/schemas/; ``--check``: are they up to date?"""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ CLIENT = frozenset(
 
 def generated() -> dict[Path, str]:
     """Return path -> content of every generated file."""
-    found = []
-    for path in sorted((ROOT / "rfcs").glob("01*.md")):
+    found: list[dict[str, str]] = []
+    for path in sorted((ROOT / "rfcs" / "notes").glob("*.md")):
         for name, tag, reason, text in STATEMENT.findall(path.read_text()):
             text = " ".join(text.split())
             level = "MUST" if "MUST" in text else "SHOULD"
             side = "client" if name in CLIENT else "server"
             one = {"id": name, "tag": tag, "side": side, "level": level, "reason": " ".join(reason.split())}
             found.append({**one, "text": text})
+    found.sort(key=lambda one: [int(number) for number in one["id"].split("-")[1:]])
     files = {KIT / "statements.json": json.dumps(found, indent=1, ensure_ascii=False) + "\n"}
     for path in sorted((ROOT / "rfcs" / "schemas").glob("*.json")):
         files[KIT / "schemas" / path.name] = path.read_text()

@@ -1,4 +1,4 @@
-"""The example exchanges of rfcs/*.md: read from the text, and played against a server in this process.
+"""The example exchanges of rfcs/PROTOCOL.md and rfcs/notes/: read from the texts, and played against a server here.
 
 An exchange is a block of text behind ``<!-- exchange NAME: ENVIRONMENT -->``. Its lines:
 
@@ -49,7 +49,7 @@ from .environments.toolbox import ToolboxEnvironment
 from .server.asgi_peer import REPLY_S, Peer
 
 TEXT = Path(__file__).parents[1] / "rfcs" / "PROTOCOL.md"
-RFCS = sorted(TEXT.parent.glob("0*.md"))
+NOTES = sorted(TEXT.parent.glob("notes/*.md"))
 BLOCK = re.compile(r"<!-- exchange ([\w-]+): (\w+) -->\n+```text\n(.*?)```", re.S)
 LINE = re.compile(
     r"\[(?P<socket>\d)\] (?:(?P<way>-->|<--|<x-)(?: (?P<text>.*))?|connect (?P<path>\S+)(?: (?P<sub>\S+))?"

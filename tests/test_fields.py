@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .test_rfcs import RFCS, STATEMENT
+from .test_rfcs import NOTES, STATEMENT
 
 ROOT = Path(__file__).parents[1]
 ROWS = re.findall(
@@ -42,7 +42,7 @@ def test_every_field_of_the_schemas_has_one_line() -> None:
 
 
 def test_what_shows_it_exists() -> None:
-    statements = {name for path in RFCS for name, *_ in STATEMENT.findall(path.read_text())}
+    statements = {name for path in NOTES for name, *_ in STATEMENT.findall(path.read_text())}
     for name, without, shown in ROWS:
         assert len(without) > 10, name
         assert shown in statements if shown.startswith("R-") else (ROOT / shown).exists(), (name, shown)

@@ -1,4 +1,4 @@
-"""``errata-conformance URL``: check a server or a client for the RFCs."""
+"""``errata-conformance URL``: check a server or a client for the statements of rfcs/notes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="errata conformance",
-        description="Check an OpenEnv server against RFC 014 (error-site markers), 015 (state replay and fork) and 016 "
-        "(connection multiplexing). Each check names its statement. 'not supported' and 'not tested' are no passes.",
+        description="Check an OpenEnv server against the statements R-014 (error markers), R-015 (reading earlier "
+        "deliveries, forks) and R-016 (multiplexing, late rewards). Each check names its statement. 'not supported' "
+        "and 'not tested' are no passes.",
         epilog="Exit status: 0 no MUST is broken, 1 a MUST is broken, 2 the call is wrong, nobody answers, no action "
         "works on the environment, or the client cannot be started.",
     )
@@ -36,7 +37,9 @@ def arguments() -> argparse.ArgumentParser:
         metavar="CMD",
         help="check a client instead of a server: a program that is driven by JSON lines (README)",
     )
-    parser.add_argument("--rfc", nargs="+", choices=RFCS, default=list(RFCS), help="only these RFCs")
+    parser.add_argument(
+        "--rfc", nargs="+", choices=RFCS, default=list(RFCS), help="only the statements R-NNN of these numbers"
+    )
     parser.add_argument(
         "--profile",
         choices=("0.3", "0.5", "0.10", "none"),

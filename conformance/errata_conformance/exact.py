@@ -36,7 +36,7 @@ def elements(frame: str) -> list[str]:
 
 
 def digest(payload: str | bytes) -> str:
-    """Return the digest of a payload's bytes, in the form of the RFCs."""
+    """Return the digest of a payload's bytes, as on the wire."""
     return "sha256:" + hashlib.sha256(payload.encode() if isinstance(payload, str) else payload).hexdigest()
 
 

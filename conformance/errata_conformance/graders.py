@@ -124,11 +124,11 @@ class EpisodeDeterminism(_Grader):
 
 
 class Replayability(_Grader):
-    """Every delivery can be read again, with equal bytes (RFC 015)."""
+    """Every delivery can be read again, with equal bytes (R-015-9)."""
 
     check_id = "semantic.replayability"
     level = Level.SEMANTIC
-    remediation = "Keep the bytes of each delivery and answer state(t) with them: RFC 015, R-015-9."
+    remediation = "Keep the bytes of each delivery and answer state(t) with them: R-015-9."
 
     async def graded(self, target: Target, episode: list[dict[str, Any]]) -> dict[str, Any]:
         """Play the episode in a new session, read every delivery again by ``state`` with its t, and compare the bytes.

@@ -32,10 +32,12 @@ class Report:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
-    group = parser.getgroup("conformance", "conformance to OpenEnv's RFC 014, 015 and 016")
-    group.addoption("--conformance", metavar="URL", help="hold this server against the RFCs, one test for each check")
+    group = parser.getgroup("conformance", "conformance to the statements R-014, R-015 and R-016")
+    group.addoption(
+        "--conformance", metavar="URL", help="hold this server against the statements, one test for each check"
+    )
     group.addoption("--conformance-probe", metavar="NAME", help="actions for its environment: a name or a JSON file")
-    group.addoption("--conformance-rfc", nargs="+", default=["014", "015", "016"], help="only these RFCs")
+    group.addoption("--conformance-rfc", nargs="+", default=["014", "015", "016"], help="only R-NNN of these numbers")
     group.addoption("--conformance-token", metavar="TOKEN", help="bearer token of the server")
 
 

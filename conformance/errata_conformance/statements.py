@@ -1,4 +1,4 @@
-"""The normative statements of the RFCs that this version of the kit checks."""
+"""The normative statements of rfcs/notes that this version of the kit checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Statement:
         side: The program that it binds.
         level: MUST or SHOULD.
         reason: Why its tag is ``inspection``; empty for other tags.
-        text: Its text in the RFC, on one line.
+        text: Its text in the note, on one line.
     """
 
     id: str
@@ -32,13 +32,13 @@ class Statement:
 
     @property
     def rfc(self) -> str:
-        """Number of the RFC, three digits."""
+        """Number of its group, three digits."""
         return self.id.split("-")[1]
 
 
 @cache
 def statements() -> dict[str, Statement]:
-    """Return all statements by their id, in the order of the RFCs."""
+    """Return all statements by their id, in the order of their numbers."""
     text = (resources.files(__package__) / "statements.json").read_text()
     return {one["id"]: Statement(**one) for one in json.loads(text)}
 

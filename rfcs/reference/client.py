@@ -1,4 +1,4 @@
-"""A client of RFC 016 in one file, on websockets and the standard library: ``python client.py URL``.
+"""A client of the multiplexed socket in one file, on websockets and the standard library: ``python client.py URL``.
 
 It reads requests as JSON lines on stdin, ``{"session": "a", "type": "step", "data": {"n": 1}}``, and prints a JSON
 line for each reply and push, with ``session`` in place of ``sid``. Requests of a session are pipelined. At the end of

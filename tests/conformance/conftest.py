@@ -46,7 +46,7 @@ def in_thread(server: uvicorn.Server) -> Iterator[str]:
 def checked(
     url: str, faults: bool = False, only: tuple[str, ...] = (), rfcs: tuple[str, ...] = RFCS, **options: object
 ) -> list[Result]:
-    """Hold a server against the RFCs."""
+    """Hold a server against all statements."""
 
     async def main() -> list[Result]:
         target = Target(url, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The conformance kit on released servers: they pass their profile, and RFC 014 to 016 are not supported there."""
+"""The conformance kit on released servers: they pass their profile, and R-014 to R-016 are not supported there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small client that follows RFC 014, 015 and 016, driven by JSON lines; ``--defect NAME`` makes it
+"""A small client that follows R-014, R-015 and R-016, driven by JSON lines; ``--defect NAME`` makes it
 break a statement."""
 
 from __future__ import annotations

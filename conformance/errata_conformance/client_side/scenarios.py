@@ -1,4 +1,4 @@
-"""The scenarios for clients: what a client of RFC 014, 015 and 016 has to do when things go wrong."""
+"""The scenarios for clients: what a client of R-014, R-015 and R-016 has to do when things go wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scenario(statement: str, name: str) -> Callable[[Body], Body]:
 
 
 async def run_client(command: Sequence[str], only: Collection[str] = ()) -> list[Result]:
-    """Check whether a client follows the RFCs: run the scenarios one after another, each with a server of its own.
+    """Check a client against the statements: run the scenarios one after another, each with a server of its own.
 
     Args:
         command: The client's program and its arguments; the base URL of the server is appended.

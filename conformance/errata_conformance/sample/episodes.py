@@ -27,7 +27,7 @@ class Refusal(Exception):
     """An error to answer with.
 
     Args:
-        code: Error code of the RFCs.
+        code: Error code of the protocol.
         message: Text for people.
         fields: Further fields of the code.
     """

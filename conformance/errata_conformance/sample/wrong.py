@@ -1,4 +1,4 @@
-"""The names of the sample server's defects: each makes it break one statement of the RFCs.
+"""The names of the sample server's defects: each makes it break one statement.
 
 A defect is implemented where the server asks `world.wrong(NAME)`.
 """

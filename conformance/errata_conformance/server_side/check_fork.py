@@ -1,4 +1,4 @@
-"""RFC 015, sections 5 to 7: fork, and fork in place."""
+"""R-015-15 to 27: fork, and fork in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RFC 016, section 6 and R-016-13: connections that are lost or taken over, and messages that come late."""
+"""R-016-13, R-016-21 to 28: connections that are lost or taken over, and messages that come late."""
 
 from __future__ import annotations
 

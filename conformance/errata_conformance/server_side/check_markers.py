@@ -1,4 +1,4 @@
-"""RFC 014: error-site markers."""
+"""R-014: error markers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RFC 016, sections 1 to 4: the socket, its envelopes, and sessions."""
+"""R-016-1 to 14: the socket, its envelopes, and sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RFC 016, sections 5, 7 and 8: request ids and repeats, deadlines and cancelling, limits."""
+"""R-016-15 to 20, 29 to 33: request ids and repeats, deadlines and cancelling, limits."""
 
 from __future__ import annotations
 

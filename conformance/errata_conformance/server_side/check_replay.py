@@ -1,4 +1,4 @@
-"""RFC 015, sections 1 to 4: episodes, capabilities, and state(t)."""
+"""R-015-1 to 14: episodes, capabilities, and state(t)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RFC 016, section 9: late rewards."""
+"""R-016-34 to 37: late rewards."""
 
 from __future__ import annotations
 

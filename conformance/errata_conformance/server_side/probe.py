@@ -149,7 +149,7 @@ TALLY = Probe(
     tool={"name": "add", "arguments": {"n": 1}},
     any_injected_state=True,
 )
-"""For the environment of the RFCs' examples and the sample server: it adds ``n``, and ``do`` makes it fail."""
+"""For the environment of the protocol's examples and the sample server: it adds ``n``, and ``do`` makes it fail."""
 
 TERMINAL = Probe(
     step=({"command": "echo a >> f; wc -l f"}, {"command": "echo b >> f; cat f"}, {"command": "pwd"}),

@@ -129,10 +129,10 @@ async def _is_slow(target: Target) -> bool:
 
 
 def selected(rfcs: Collection[str], profile: str | None, only: Collection[str] = ()) -> list[Check]:
-    """Return the checks of some RFCs and a profile of the released protocol, in the order in which they are reported.
+    """Return the checks of groups of statements and of a profile of the released protocol, in the report's order.
 
     Args:
-        rfcs: Numbers of three digits.
+        rfcs: Numbers of the groups, three digits: ``014`` has R-014-1 and so on.
         profile: ``0.3``, ``0.5`` or ``0.10``, or None for none.
         only: Ids of statements; empty for all.
     """

@@ -31,7 +31,7 @@ def golden(side: str, model: type[BaseModel]) -> bytes:
 def test_the_files_are_what_the_machines_say() -> None:
     wrong = [str(path) for path, text in FILES.items() if not path.exists() or path.read_bytes() != text]
     assert not wrong, (
-        "a wire change moves RFC, schemas, golden bytes and version together; then: python scripts/wire.py"
+        "a wire change moves the text, schemas, golden bytes and version together; then: python scripts/wire.py"
     )
 
 
