@@ -30,7 +30,7 @@ async def run(plan: Plan) -> Found:
 
         notes = [
             "Each session's next reply has to name the delivery that its id asks for: no step acted twice or was lost.",
-            "Stock has nothing to compare: a session ends with its socket.",
+            "Stock has nothing to compare: the sessions that its clients open end with their sockets.",
         ]
         return await alternate(plan, {MUX_64: measure}, notes)
 
