@@ -75,6 +75,9 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
             connection survive a lost socket.
         retries: How often a request is sent again after an infrastructure failure that the server rolled back
             (SANDBOX_FAILED); only on a multiplexed connection. `stats` counts them.
+        resend_after_s: Longest wait for a reply on one plain socket, seconds. Then the client attaches to its given-out
+            session again and sends the request again, until ``message_timeout_s`` is over. Needs a server that executes
+            a request with an id once (``request_id`` in its capabilities). None waits on the one socket.
     """
 
     def __init__(
@@ -97,13 +100,19 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         connection: Connection | None = None,
         mux: bool | None = None,
         retries: int = 2,
+        resend_after_s: float | None = None,
     ) -> None:
         if connection is not None and base_url is None:
             base_url = connection.base_url
         if session_id is not None and (mux or connection is not None):
             raise InvalidRequest("session_id names a plain session: a multiplexed one is continued by its ticket")
-        for name, seconds in (("connect_timeout_s", connect_timeout_s), ("message_timeout_s", message_timeout_s)):
-            if math.isnan(seconds):
+        times = {
+            "connect_timeout_s": connect_timeout_s,
+            "message_timeout_s": message_timeout_s,
+            "resend_after_s": resend_after_s,
+        }
+        for name, seconds in times.items():
+            if seconds is not None and math.isnan(seconds):
                 raise ValueError(f"{name} is not a number: give seconds")
         if connection is not None and mux is False:
             raise InvalidRequest("connection= is a multiplexed one: leave mux=False out")
@@ -123,6 +132,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         self._mux_wanted = mux
         self._connection = connection
         self._retries = retries
+        self._resend_after = resend_after_s
         self._log = DeliveryLog()
         self._plain = PlainDoor(self, self._log, durable=durable)
         self._mux = self._new_mux()
@@ -469,6 +479,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         child: ErrataClient[ActT, ObsT, StateT] = super()._create_session_client()
         child._codec, child._durable, child._retries = self._codec, self._durable, self._retries
         child._mux_wanted, child._connection = self._mux_wanted, self._connection
+        child._resend_after = self._resend_after
         child._plain, child._mux = PlainDoor(child, child._log, durable=self._durable), child._new_mux()
         return child
 

@@ -18,6 +18,7 @@ from errata_protocol.errors import (
     LocalProtocolError,
     NotSupported,
     SessionLost,
+    SessionUnknown,
     UnknownEpisode,
 )
 from errata_protocol.payload import digest
@@ -27,7 +28,7 @@ from ..deliveries.delivery_log import DeliveryLog
 from ..deliveries.late_rewards import Reward
 from ..wire.frames import Frame, FrameInvalid, replayed
 from .door import ChildDoors, fork_over_http
-from .socket_client import SocketClient, delivery_kind, reply_type
+from .socket_client import SocketClient, delivery_kind, reply_type, still_attached
 
 log = logging.getLogger("errata.client")
 
@@ -228,22 +229,30 @@ class PlainDoor:
     async def _answered(self, message: dict[str, Any], timeout_s: float) -> Frame:
         """Send a request on the open socket and return the frame that answers it.
 
-        Where the server executes a request with an id once, and the socket is lost, the request is sent again on
-        another socket until ``timeout_s`` is over.
+        Where the server executes a request with an id once, and the socket is lost or no reply comes within
+        ``resend_after_s``, the request is sent again on another socket until ``timeout_s`` is over.
         """
         if self._client._session_id is None or not self._client._offers("request_id") or message["type"] == "state":
             return await self._client.exchange(self._client.encode(message), timeout_s)
         text = self._client.encode({**message, "request_id": uuid.uuid4().hex})
-        clock = asyncio.get_running_loop().time
+        clock, resend_after_s = asyncio.get_running_loop().time, self._client._resend_after
+        wait_s = timeout_s if resend_after_s is None else resend_after_s
         deadline, pause_s = clock() + timeout_s, _FIRST_PAUSE_S
         while True:
             try:
                 if not self._client.is_open:
                     async with asyncio.timeout_at(deadline):
                         await self._client.open_socket()
-                return await self._client.exchange(text, max(0.0, deadline - clock()))
-            except (OSError, ConnectionClosed) as error:
-                if isinstance(error, TimeoutError) or clock() + pause_s > deadline:
+                return await self._client.exchange(text, max(0.0, min(wait_s, deadline - clock())))
+            except (OSError, ConnectionClosed, SessionUnknown) as error:
+                if isinstance(error, SessionUnknown) and not still_attached(error):
+                    raise
+                if isinstance(error, TimeoutError) and resend_after_s is None:
+                    raise
+                if clock() + pause_s > deadline:
+                    if isinstance(error, TimeoutError):
+                        text = f"no reply within {timeout_s:g} s; the request was sent again after each {wait_s:g} s"
+                        raise TimeoutError(text) from error
                     raise
                 self._client.drop_socket()
                 log.info("the socket was lost: %s is sent again: %s", message["type"], error)

@@ -53,6 +53,11 @@ def reply_type(message: dict[str, Any]) -> str:
     return "state_at" if message["type"] == "state" and "data" in message else REPLY_TYPES[message["type"]]
 
 
+def still_attached(refusal: SessionUnknown) -> bool:
+    """Return whether a socket was refused because another one counts as attached, which may end."""
+    return "already has an attached" in refusal.message
+
+
 class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):  # type: ignore[misc]
     """An `EnvClient` that reads the server's capabilities first and checks that each frame answers its request.
 
@@ -68,6 +73,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._session_id: str | None = None
+        self._resend_after: float | None = None
         self._capabilities: Capabilities | None = None
         self._probed = False
         self._connecting = False
@@ -130,7 +136,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
                     await self._open_once()
                     return
                 except SessionUnknown as refusal:
-                    if "already has an attached" not in refusal.message or clock() + pause_s > deadline:
+                    if not still_attached(refusal) or clock() + pause_s > deadline:
                         raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.5)
