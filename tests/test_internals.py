@@ -302,11 +302,23 @@ INTERNALS = (
         "errata_sandboxd.archives",
         "refuses sparse members before their maps are read",
     ),
+    Internals(
+        "tinker",
+        "_base_client",
+        "errata_trainer.recipes.tinker.service",
+        "removes a finalizer, which closes connections of others",
+    ),
+    Internals(
+        "tinker._base_client",
+        "AsyncHttpxClientWrapper",
+        "errata_trainer.recipes.tinker.service",
+        "removes a finalizer, which closes connections of others",
+    ),
     Internals("tarfile:TarFile", "members", "errata_sandboxd.archives", "forgets members that were copied"),
 )
 
 TRAINING = ("torch", "trl", "transformers")
-OPTIONAL = {**dict.fromkeys(TRAINING, "make trainer"), "docker": "the extra docker"}
+OPTIONAL = {**dict.fromkeys(TRAINING, "make trainer"), "docker": "the extra docker", "tinker": "make trainer"}
 """Packages that not every environment has, and what installs them."""
 UNDOCUMENTED = ("uvicorn",)
 """Packages whose classes promise no member at all to those who inherit from them."""
