@@ -18,6 +18,7 @@ import msgspec
 
 from errata_protocol import Capabilities
 from errata_protocol.capabilities import ServerLimits
+from errata_protocol.error_info import ErrorInfo
 from errata_protocol.markers import ErrorMarkers
 from errata_protocol.mux import (
     CLIENT_MESSAGES,
@@ -229,6 +230,7 @@ def other_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file name without suffix, JSON Schema) of what observations, plain sockets and HTTP hold."""
     for name, model in (
         ("observation.ErrorMarkers", ErrorMarkers),
+        ("metadata.ErrorInfo", ErrorInfo),
         ("plain.Capabilities", Capabilities),
         ("plain.StateAtRequest", StateAtRequest),
         ("http.ForkRequest", ForkRequest),

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from errata_protocol.capabilities import Capabilities, ServerLimits, SessionPosition
 from errata_protocol.environment import Recovery
+from errata_protocol.error_info import ErrorInfo, InfoSite
 from errata_protocol.errors import CODES
 from errata_protocol.markers import VERSION, ErrorKind, ErrorMarkers, ErrorSite
 from errata_protocol.mux import CLIENT_MESSAGES, SERVER_MESSAGES
@@ -48,6 +49,8 @@ def named(*clauses: str) -> set[str]:
         ("A5", ForkReply),
         ("B1", ErrorMarkers),
         ("B3", ErrorSite),
+        ("B5", ErrorInfo),
+        ("B5", InfoSite),
         ("D2", PositionData),
         ("D2", ForkedData),
         ("D2", RewardData),

@@ -1,16 +1,20 @@
 """Error-site markers: the list of error kinds, where an error is, and the key of its hint template (PROTOCOL B).
 
 A detector returns a `Detection`; an environment's Observation mixes `ErrorMarkers` in and calls `with_detection`.
-The published names are mirrored in ``metadata`` so that clients that only know stock OpenEnv see them too.
+The published names are mirrored in ``metadata`` so that clients that only know stock OpenEnv see them too; and so that
+those that know the convention proposed to OpenEnv do, an error stands there as ``error_info`` as well (`error_info`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .error_info import KEY, ErrorInfo, InfoSite
 
 VERSION = 2
 """Of the extension ``error_markers``. Since 2, ``severity`` is null where ``error_kind`` is; in 1 it was "error"."""
@@ -137,6 +141,40 @@ NOTHING_WRONG = Detection()
 
 _MIRRORED = ("error_kind", "hint_template_key", "error_site")
 
+_INFO_KINDS: dict[str, str] = {
+    ErrorKind.INVALID_ARGUMENTS: "invalid_args",
+    ErrorKind.POLICY_VIOLATION: "permission_denied",
+}
+"""Kinds for which ``error_info`` has another word. The other kinds that its table lacks are there under their names."""
+
+
+def error_info(kind: Any, severity: Any, sites: Iterable[ErrorSite]) -> dict[str, Any] | None:
+    """Return the ``error_info`` that says what a marker says (PROTOCOL B5); None where there is none to say.
+
+    A warning has none: the convention has no word for an error that is not certain, nor for output that was cut.
+
+    Args:
+        kind: The marker's ``error_kind``.
+        severity: Its ``severity``.
+        sites: Its sites in order of appearance. The message is that of the first that has one.
+    """
+    if not isinstance(kind, str) or _severity(kind, severity) != "error":
+        return None
+    sites = list(sites)
+    told = {
+        "kind": _INFO_KINDS.get(kind, str(kind)),
+        "message": next((site.message for site in sites if site.message), ""),
+        "sites": [place for site in sites if (place := _place(site))],
+    }
+    info = ErrorInfo.read({KEY: told})  # None for fields that were never validated: they do not fail the agent's step
+    return info.to_json() if info is not None else None
+
+
+def _place(site: ErrorSite) -> dict[str, Any]:
+    inline = str(site.file).startswith("<")  # <string>: lines of the action, no file
+    names = ("action_field", "action_span", "test_id") if inline else InfoSite.model_fields
+    return {name: value for name in names if (value := getattr(site, name)) is not None}
+
 
 class ErrorMarkers(BaseModel):
     """Mixin that gives an OpenEnv ``Observation`` subclass the marker fields (PROTOCOL B1).
@@ -168,8 +206,8 @@ class ErrorMarkers(BaseModel):
     def with_detection(self, detection: Detection) -> Self:
         """Return a copy with the marker fields set from ``detection``.
 
-        If ``metadata`` is a dict, it gets ``error_kind``, ``hint_template_key`` and ``error_site`` too, or loses them
-        if nothing was detected.
+        If ``metadata`` is a dict, it gets ``error_kind``, ``hint_template_key``, ``error_site`` and, of an error,
+        ``error_info`` too, or loses them if nothing was detected. An ``error_info`` of the environment's own stays.
         """
         update: dict[str, Any] = {
             "error_kind": detection.error_kind.value if detection.error_kind else None,
@@ -203,6 +241,8 @@ class ErrorMarkers(BaseModel):
         metadata = getattr(self, "metadata", None)
         if isinstance(metadata, dict):
             mirror = {k: v for k, v in metadata.items() if k not in _MIRRORED}
+            if mirror.get(KEY) is not None and mirror[KEY] == self._error_info(vars(self)):
+                del mirror[KEY]  # of these markers, which are replaced
             if update["error_kind"] is not None:
                 site = update["error_site"]
                 mirror |= {
@@ -210,5 +250,12 @@ class ErrorMarkers(BaseModel):
                     "hint_template_key": update["hint_template_key"],
                     "error_site": site.model_dump(mode="json") if site else None,
                 }
+                if KEY not in mirror and (info := self._error_info(update)) is not None:
+                    mirror[KEY] = info
             update = {**update, "metadata": mirror}
         return self.model_copy(update=update)
+
+    @staticmethod
+    def _error_info(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        first = fields["error_site"]
+        return error_info(fields["error_kind"], fields["severity"], fields["error_sites"] or ([first] if first else []))

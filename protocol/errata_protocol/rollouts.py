@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .markers import ErrorSite
+from .error_info import ErrorInfo, InfoSite
+from .markers import HINT_TEMPLATE_KEYS, ErrorKind, ErrorSite
 from .replay import Kind
 
 SCHEMA_VERSION = 1
@@ -143,27 +144,73 @@ class RolloutEpisode(_OfEpisode):
     turns: list[Turn]
 
 
-def marker_of(payload: Any) -> ErrorMarker | None:
-    """Return the error marker in a decoded payload, wherever its kind of environment puts it; None without one
-    (PROTOCOL B1, B2)."""
-    observation = _at(payload, "observation")
+def marker_of(answer: Any) -> ErrorMarker | None:
+    """Return how an action failed, wherever its kind of environment says so; None for one that did not fail.
+
+    Markers are looked for first (PROTOCOL B1, B2), then the ``error_info`` of other servers and environments (B5).
+
+    Args:
+        answer: A decoded payload, or a client's ``StepResult`` with an observation of any form. What has another form
+            than it should have is no marker.
+    """
+    observation = _at(answer, "observation")
+    metadata = (_at(observation, "metadata"), _at(answer, "metadata"))
     places = [
         observation,
-        _at(observation, "metadata"),
-        _at(payload, "metadata"),
-        _at(payload, "result", "_meta", _META_KEY),
-        _at(payload, "error", "data", _META_KEY),
+        *metadata,
+        _at(answer, "result", "_meta", _META_KEY),
+        _at(answer, "error", "data", _META_KEY),
     ]
     for place in places:
-        if isinstance(place, dict) and isinstance(place.get("error_kind"), str):
+        if isinstance(kind := _at(place, "error_kind"), str):
             try:
-                return ErrorMarker.model_validate(place)
+                return ErrorMarker.model_validate(place, from_attributes=True)
             except ValueError:  # a foreign environment's own fields of these names
-                return ErrorMarker(error_kind=place["error_kind"])
-    return None
+                return ErrorMarker(error_kind=kind)
+    return next((marker for one in metadata if (marker := informed_marker(one)) is not None), None)
+
+
+def informed_marker(metadata: Any) -> ErrorMarker | None:
+    """Return the marker that says what the ``error_info`` of an observation's metadata says (PROTOCOL B5).
+
+    Args:
+        metadata: Metadata of an observation, decoded.
+
+    Returns:
+        A marker with the hint key of its kind, whose site is the first; None where there is no ``error_info``, or none
+        in its form. What cannot be a place, such as a line 0, is left out of the site.
+    """
+    info = ErrorInfo.read(metadata)
+    if info is None:
+        return None
+    kind = _KINDS.get(info.kind, info.kind)
+    return ErrorMarker(
+        error_kind=kind,
+        hint_template_key=_HINT_KEYS.get(kind),
+        severity="error",
+        error_site=_site(info.sites[0] if info.sites else None, info.message),
+    )
+
+
+_KINDS = {"invalid_args": ErrorKind.INVALID_ARGUMENTS.value}
+_HINT_KEYS = {kind.value: key for kind, key in HINT_TEMPLATE_KEYS.items()}
+
+
+def _site(place: InfoSite | None, message: str) -> ErrorSite | None:
+    if place is None:
+        return ErrorSite(source="message", message=message) if message else None
+    span = place.action_span
+    return ErrorSite(
+        action_field=place.action_field,
+        action_span=span if span is not None and 0 <= span[0] <= span[1] else None,
+        file=place.file,
+        line=place.line if place.line is not None and place.line >= 1 else None,
+        test_id=place.test_id,
+        message=message or None,
+    )
 
 
 def _at(value: Any, *names: str) -> Any:
     for name in names:
-        value = value.get(name) if isinstance(value, dict) else None
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
     return value

@@ -14,6 +14,7 @@ from typing import Any
 from .bounded_json import decode
 from .bundle import DeliveryRecord, FailureRecord
 from .replay import observation_of
+from .rollouts import marker_of
 
 _OPENING, _CLOSING = "\u00ab", "\u00bb"
 
@@ -29,7 +30,7 @@ class Turn:
         exit_code: Exit code of the command that ran, if the observation has one.
         error: Why the request failed apart from an exit code: a code, or the error that the observation names.
         error_kind: Kind of the marked error.
-        error_site: Where the turn failed, as in the observation.
+        error_site: Where the turn failed, in the fields of an `ErrorSite`.
         hint_template_key: Key of the hint that fits.
         reward: Reward of the delivery.
         done: Whether the delivery ended the episode.
@@ -112,7 +113,11 @@ def turn_from(t: int, kind: str, action: Any, payload: Any) -> Turn:
     observation: Mapping[str, Any] = {}
     if isinstance(payload, dict) and isinstance(payload.get("observation") or {}, dict):
         observation = observation_of(payload)
-    site = observation.get("error_site")
+    error_kind, site = _text(observation.get("error_kind")), observation.get("error_site")
+    hint = _text(observation.get("hint_template_key"))
+    if error_kind is None and (marker := marker_of(payload)) is not None:
+        error_kind, hint = marker.error_kind, marker.hint_template_key
+        site = marker.error_site.model_dump(mode="json") if marker.error_site is not None else None
     code = observation.get("exit_code")
     return Turn(
         t,
@@ -120,9 +125,9 @@ def turn_from(t: int, kind: str, action: Any, payload: Any) -> Turn:
         action,
         exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
         error=_error_of(payload, observation),
-        error_kind=_text(observation.get("error_kind")),
+        error_kind=error_kind,
         error_site=site if isinstance(site, dict) else None,
-        hint_template_key=_text(observation.get("hint_template_key")),
+        hint_template_key=hint,
         reward=_number(observation.get("reward")),
         done=observation.get("done") is True,
         duration_s=_number(observation.get("duration_s")),

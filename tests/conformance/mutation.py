@@ -89,7 +89,7 @@ def fields() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(FOLDER.glob("*.json")):
         schema = json.loads(file.read_text())
-        if not file.name.startswith("client.") and "Request" not in file.name:
+        if not file.name.startswith(("client.", "metadata.")) and "Request" not in file.name:
             found[file.stem] = dict(walked(schema, schema))
     found["plain.Capabilities"] = {
         "type": found["server.CapabilitiesReply"]["type"],

@@ -75,6 +75,18 @@ def test_an_outcome_is_the_exit_code_or_the_error(payload: Any, outcome: str) ->
     assert turn_from(1, "step", {}, payload).outcome_text == outcome
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"error_kind": "path_not_found", "error_site": {"action_field": "command", "action_span": [4, 5]}},
+        {"error_info": {"kind": "path_not_found", "sites": [{"action_field": "command", "action_span": [4, 5]}]}},
+    ],
+)
+def test_an_error_that_stands_in_metadata_alone_is_shown(metadata: dict[str, Any]) -> None:
+    turn = turn_from(1, "step", {"command": "cat a"}, {"observation": {}, "metadata": metadata})
+    assert (turn.error_kind, turn.action_text) == ("path_not_found", "cat «a»")
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(("command", "tool", "params")), inner),

@@ -17,6 +17,7 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import BaseModel, Field
 
+from errata_protocol.error_info import KEY
 from errata_protocol.errors import InvalidRequest, ServiceError
 from errata_protocol.markers import NOTHING_WRONG
 from errata_server.app import create_app, create_fastapi_app
@@ -131,6 +132,8 @@ def test_a_failing_step_of_a_foreign_environment_is_marked_in_its_metadata_and_i
         assert markers["error_site"] == markers["error_sites"][0]
         site = markers["error_site"]
         assert (site["t"], site["action_field"], site["action_span"]) == (2, "code", [7, 13])
+        told = {"kind": "path_not_found", "sites": [{"action_field": "code", "action_span": [7, 13]}]}
+        assert markers[KEY] == {**told, "message": site["message"]}
         CodeObservation(**marked["observation"])  # a typed client reads it
         detail = client.get(f"/episodes/{first['eid']}").json()
         assert detail["error_kinds"] == {"path_not_found": 1}
@@ -163,6 +166,13 @@ def test_no_key_of_metadata_is_overwritten_and_the_observation_stays_as_it_was()
     after = marked_observation(before, ACTION, 3, fields())
     assert before.metadata == {"severity": 7}
     assert after.metadata["severity"] == 7 and after.metadata["error_kind"] == "path_not_found"
+
+
+def test_an_environment_that_tells_its_errors_itself_is_left_alone_and_what_has_another_form_is_kept() -> None:
+    own = failing(metadata={KEY: {"kind": "illegal_move"}})
+    assert marked_observation(own, ACTION, 3, fields()) is own
+    after = marked_observation(failing(metadata={KEY: "text"}), ACTION, 3, fields())
+    assert after.metadata[KEY] == "text" and after.metadata["error_kind"] == "path_not_found"
 
 
 def test_without_a_command_no_site_has_a_span_and_without_a_status_nothing_is_marked() -> None:
@@ -325,7 +335,7 @@ def test_a_step_whose_tool_failed_is_marked(seen: dict[str, Any], kind: str | No
     metadata = marked_observation(observation, TOOL, 3, tool_fields()).metadata
     assert metadata.get("error_kind") == kind
     if kind is not None:
-        assert set(metadata) == MARKERS
+        assert set(metadata) == {*MARKERS, KEY}
         assert all(site["t"] == 3 for site in metadata["error_sites"])
     if field:
         assert (metadata["error_site"]["action_field"], metadata["error_site"]["action_span"]) == (field, [0, 5])

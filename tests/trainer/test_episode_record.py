@@ -58,6 +58,19 @@ def test_a_record_comes_back_with_the_observations_of_the_reset_and_of_failures(
     assert theirs[2].arguments == {"file": "NaN"}, "JSON has no such number"
 
 
+def test_an_error_that_a_server_tells_in_openenvs_form_is_a_marker_and_no_text_of_the_student() -> None:
+    info = {"kind": "path_not_found", "sites": [{"action_field": "path", "action_span": [0, 5]}]}
+    record = EpisodeRecord(SHELF)
+    record.opened("e-1", result("go"))
+    for metadata in ({"error_info": info}, {"error_info": "text"}):
+        answer = SimpleNamespace(observation={"text": "none"}, reward=None, done=False, metadata=metadata)
+        assert record.received("read", {"path": "green"}, answer, 1) == record.environment.agent_text({"text": "none"})
+    told, not_told = (call.marker for call in carried(record).played)
+    assert told is not None and told.error_site is not None and not_told is None
+    assert (told.error_kind, told.hint_template_key, told.severity) == ("path_not_found", "fs.missing", "error")
+    assert told.error_site.action_span == (0, 5)
+
+
 def test_a_lost_record_comes_back_as_lost() -> None:
     record = EpisodeRecord(SHELF)
     record.begin({})

@@ -22,8 +22,9 @@ from openenv.core.env_server.types import Action, Observation
 from pydantic import BaseModel
 
 from errata_protocol.detect.agent_files import AgentFiles
+from errata_protocol.error_info import KEY, ErrorInfo
 from errata_protocol.errors import InvalidRequest
-from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorMarkers, ErrorSite
+from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorKind, ErrorMarkers, ErrorSite, error_info
 
 from .detecting import TurnText
 from .host_files import is_host_file
@@ -177,8 +178,8 @@ class FieldMap:
 def marked_observation(observation: Observation, action: Action, t: int, fields: FieldMap) -> Marking[Observation]:
     """Return the observation, with markers added to its metadata if the detectors find an error.
 
-    An observation whose class declares markers, or whose metadata has an ``error_kind``, is returned unchanged.
-    Existing metadata keys are never overwritten.
+    An observation whose class declares markers, or whose metadata has an ``error_kind`` or error information of the
+    environment's own, is returned unchanged. Existing metadata keys are never overwritten.
 
     Args:
         observation: The observation that a step returned.
@@ -189,10 +190,15 @@ def marked_observation(observation: Observation, action: Action, t: int, fields:
     metadata = observation.metadata
     if isinstance(observation, ErrorMarkers) or not isinstance(metadata, dict) or "error_kind" in metadata:
         return observation
+    if KEY in metadata and ErrorInfo.read(metadata) is not None:
+        return observation
     found = yield from fields.detection(observation, action)
     if found.error_kind is None:
         return observation
-    return observation.model_copy(update={"metadata": {**metadata, **_new(_markers(found, t), metadata)}})
+    markers = _markers(found, t)
+    if (info := error_info(found.error_kind, found.severity, found.error_sites)) is not None:
+        markers[KEY] = info
+    return observation.model_copy(update={"metadata": {**metadata, **_new(markers, metadata)}})
 
 
 def marked_response(

@@ -13,11 +13,13 @@ from msgspec import Struct
 from openenv.core.env_server.serialization import serialize_observation
 from openenv.core.env_server.types import Observation
 
+from errata_protocol import error_info
 from errata_protocol.environment import Snapshot
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError
 from errata_protocol.json_text import well_formed
 from errata_protocol.markers import NOTHING_WRONG, Detection, ErrorMarkers
 from errata_protocol.payload import DIGEST_PREFIX, encode_payload
+from errata_protocol.rollouts import informed_marker
 
 from ..ids import MULTIPLEXED
 from ..journal.base import DeliveryRow, RecordKind
@@ -84,6 +86,9 @@ def observation_row(
     marker = hint = None
     if metadata and isinstance(metadata, dict):
         marker, hint = metadata.get("error_kind"), metadata.get("hint_template_key")
+        if error_info.KEY in metadata and not isinstance(marker, str):
+            told = informed_marker(metadata)
+            marker, hint = (told.error_kind, told.hint_template_key) if told is not None else (marker, hint)
     return _row(
         admitted,
         payload,

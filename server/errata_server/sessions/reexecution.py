@@ -21,10 +21,12 @@ import json
 import logging
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 from pydantic_core import to_json
 
+from errata_protocol import error_info
 from errata_protocol.differences import Cause, Difference, differences, normalised, summary
 from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
 from errata_protocol.json_path import every_item, written
@@ -306,10 +308,20 @@ def _differences(row: DeliveryRow, now: DeliveryRow | ErrataError) -> list[Diffe
         before, after = (without_fields(json.loads(p), volatile) for p in (row.payload, now.payload))
         found = differences(normalised(before), normalised(after))
         if found or normalised(before) == normalised(after):
-            return found
+            return [one for one in found if not _said_by_markers(one, after)]
     except RecursionError:
         pass
     return [Difference((), row.payload.decode(errors="replace"), now.payload.decode(errors="replace"))]
+
+
+def _said_by_markers(difference: Difference, now: Any) -> bool:
+    """Return whether a difference lies in an ``error_info`` that was made of markers, which are compared themselves:
+    servers of before it had none, and fields of markers may be volatile."""
+    path = difference.path[difference.path[:1] == ("observation",) :]
+    if path[:2] != ("metadata", error_info.KEY):
+        return False
+    metadata = now.get("metadata")
+    return isinstance(metadata, dict) and metadata.get("error_kind") is not None
 
 
 class _Progress:
