@@ -290,7 +290,10 @@ async def test_today_a_socket_is_attached_until_its_requests_are_done(served: Se
 
 async def test_today_an_unknown_session_is_a_session_error(served: Served) -> None:
     async with served.socket("unknown") as ws:
-        assert json.loads(await ws.recv())["data"]["code"] == "SESSION_ERROR"
+        refused = json.loads(await ws.recv())["data"]
+        assert refused["code"] == "SESSION_ERROR" and refused["message"].startswith("Unknown session_id")
+        with pytest.raises(ConnectionClosed):
+            await ws.recv()
 
 
 async def test_today_a_created_session_holds_its_slot_until_it_is_closed(served: Served) -> None:
