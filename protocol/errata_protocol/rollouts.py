@@ -147,7 +147,7 @@ class RolloutEpisode(_OfEpisode):
 def marker_of(answer: Any) -> ErrorMarker | None:
     """Return how an action failed, wherever its kind of environment says so; None for one that did not fail.
 
-    Markers are looked for first (PROTOCOL B1, B2), then the ``error_info`` of other servers and environments (PROTOCOL B5).
+    Markers are looked for first (PROTOCOL B1, B2), then the ``error_info`` of others (PROTOCOL B5).
 
     Args:
         answer: A decoded payload, or a client's ``StepResult`` with an observation of any form. What has another form
