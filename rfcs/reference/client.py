@@ -2,7 +2,8 @@
 
 It reads requests as JSON lines on stdin, ``{"session": "a", "type": "step", "data": {"n": 1}}``, and prints a JSON
 line for each reply and push, with ``session`` in place of ``sid``. Requests of a session are pipelined. At the end of
-its input it waits for the replies. A line may have ``if``, ``deadline_ms``, and for ``cancel`` the victim's ``id``.
+its input it waits for the replies. A line may have ``if``, ``deadline_ms``, and for ``cancel`` the victim's ``id``. The
+``child`` of a ``fork`` may be the name of a session.
 
 Left out: plain sockets (every request is answered NOT_SUPPORTED where the server does not name the subprotocol) and
 sending parts.
@@ -124,6 +125,9 @@ class Client:
             self.fail(session, "NOT_SUPPORTED", "the server does not name openenv.mux.v1: use a plain socket")
             return
         kind, data = line["type"], line.get("data", {})
+        if kind == "fork" and isinstance(data, dict) and isinstance(data.get("child"), str):
+            child = self.sessions.setdefault(data["child"], Session(data["child"]))  # its first request opens it
+            data = data | {"child": {"sid": child.sid, "key": child.key}}
         try:  # what would make the whole frame unreadable, and so name no request
             json.dumps(line, allow_nan=False)
             too_deep = levels(line) > MAX_LEVELS

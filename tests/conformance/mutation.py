@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from websockets.exceptions import ConnectionClosed
+
 from errata_conformance.exact import digest, members
 from errata_conformance.results import Outcome
 from errata_conformance.sample.episodes import World
@@ -107,16 +109,26 @@ def fields() -> dict[str, dict[str, Any]]:
     return found
 
 
+WHOLES = ("drop", "repeat", "delay")
+"""The mutations of a message itself."""
+
+
+def ways_of(path: str, schema: Any) -> list[str]:
+    """Return the mutations of a field."""
+    swap = [] if "const" in schema else ["swap"]
+    return ["drop", "zero", "repeat", *swap, *(["space"] if path in ("data", "body") else [])]
+
+
 def mutations() -> list[Mutation]:
     """Return all mutations, in a fixed order."""
     made = []
     for message, known in fields().items():
         if message[:5] in ("serve", "plain"):
-            made += [Mutation(message, WHOLE, how, None) for how in ("drop", "repeat", "delay")]
+            made += [Mutation(message, WHOLE, how, None) for how in WHOLES]
         for path, schema in known.items():
-            ways = ["drop", "zero", "repeat", "swap"] + ["space"] * (path in ("data", "body"))
-            if message == PAYLOAD or "const" in schema:  # of a payload it would not be the same at each reading
-                ways.remove("swap")
+            ways = ways_of(path, schema)
+            if message == PAYLOAD:  # of a payload it would not be the same at each reading
+                ways = [one for one in ways if one != "swap"]
             if (message, path) == ("http.State", "body"):
                 ways = ["zero", "swap", "space"]
             if (message, path) == ("http.State", "etag"):
@@ -184,18 +196,22 @@ def spaced(raw: str) -> str:
 
 
 class Mutator:
-    """Makes a mutation of the messages of one server.
+    """Makes a mutation of the messages of one server or client.
 
     Args:
         mutation: The mutation; None to change nothing.
-        values: Texts of values that the field has elsewhere, for ``swap`` where the server's last one is the same.
+        values: Texts of values that the field has elsewhere, for ``swap`` where the last one is the same.
+        known: The fields of the messages; those of a server by default.
 
     Attributes:
         applied: How many messages it has changed.
     """
 
-    def __init__(self, mutation: Mutation | None, values: Collection[str] = ()) -> None:
+    def __init__(
+        self, mutation: Mutation | None, values: Collection[str] = (), known: dict[str, dict[str, Any]] | None = None
+    ) -> None:
         self.mutation, self.applied = mutation, 0
+        self._known = fields() if known is None else known
         self.seen: dict[str, set[str]] = {}
         """Kinds of messages that passed, and as `KIND PATH` their fields, each with texts of its values."""
         self.failed: Exception | None = None
@@ -280,7 +296,7 @@ class Mutator:
 
     def _note(self, name: str, text: str) -> None:
         if self.mutation is None:
-            for path in (WHOLE, *fields().get(name, ())):
+            for path in (WHOLE, *self._known.get(name, ())):
                 self._saw(name, path, at(text, path))
             if name.split(".")[1] in DELIVERIES:
                 self._note_payload(members(text)["data"])
@@ -345,46 +361,63 @@ class Proxy:
             await self._app(scope, receive, _Answer(self._mutator, scope, send).send)
 
 
-class _Frames:
-    """What a WebSocket of the server sends."""
+class Line:
+    """One direction of a connection, on which messages are mutated.
 
-    def __init__(self, mutator: Mutator, scope: Any, send: Send) -> None:
-        self._mutator, self._on = mutator, send
-        self._mux = MUX in scope["subprotocols"]
-        self._held: list[Any] = []
+    Args:
+        mutator: The mutation.
+        on: Called with the text of each message that goes on.
+    """
+
+    def __init__(self, mutator: Mutator, on: Callable[[str], Awaitable[None]]) -> None:
+        self._mutator, self._on = mutator, on
+        self._held: list[str] = []
         self._timers: set[asyncio.Task[None]] = set()
 
-    async def send(self, message: Any) -> None:
-        """Send a message on, if and as the mutation has it."""
-        if message["type"] != "websocket.send":
-            await self._release()
-            await self._on(message)
-            return
-        name = named(self._mux, message["text"])
-        message = {**message, "text": self._mutator.text(name, message["text"])}
+    async def send(self, name: str, text: str) -> None:
+        """Send a message of a kind on, if and as the mutation has it."""
+        text = self._mutator.text(name, text)
         mutation = self._mutator.mutation
         how = mutation.how if mutation is not None and not mutation.path and self._mutator.is_of(name) else None
         self._mutator.applied += how is not None
         if how == "delay":
-            self._held.append(message)
+            self._held.append(text)
             timer = asyncio.create_task(self._later())
             self._timers.add(timer)
             timer.add_done_callback(self._timers.discard)
             return
         for _ in range({None: 1, "repeat": 2, "drop": 0}[how]):
-            await self._on(message)
-        await self._release()
+            await self._on(text)
+        await self.release()
 
     async def _later(self) -> None:
         await asyncio.sleep(HELD_S)
-        await self._release()
+        await self.release()
 
-    async def _release(self) -> None:
+    async def release(self) -> None:
+        """Send on what was delayed."""
         while self._held:
             try:
                 await self._on(self._held.pop(0))
-            except (RuntimeError, OSError):
+            except (RuntimeError, OSError, ConnectionClosed):
                 return  # the socket is closed
+
+
+class _Frames:
+    """What a WebSocket of the server sends."""
+
+    def __init__(self, mutator: Mutator, scope: Any, send: Send) -> None:
+        self._on = send
+        self._line = Line(mutator, lambda text: send({"type": "websocket.send", "text": text}))
+        self._mux = MUX in scope["subprotocols"]
+
+    async def send(self, message: Any) -> None:
+        """Send a message on, if and as the mutation has it."""
+        if message["type"] != "websocket.send":
+            await self._line.release()
+            await self._on(message)
+            return
+        await self._line.send(named(self._mux, message["text"]), message["text"])
 
 
 class _Answer:

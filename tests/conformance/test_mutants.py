@@ -40,9 +40,9 @@ time, so that on a slow machine no check seems to notice it."""
 
 
 @cache
-def listed() -> dict[str, set[str]]:
-    """Return the mutations that are listed as survivors, and the fields that are listed as unseen."""
-    found = tomllib.loads(Path(__file__).with_name("survivors.toml").read_text())
+def listed(file: str = "survivors.toml") -> dict[str, set[str]]:
+    """Return the mutations that a file lists as survivors, and the fields that it lists as unseen."""
+    found = tomllib.loads(Path(__file__).with_name(file).read_text())
     every = {
         "survivors": [one for group in found["survivors"] for one in group["mutations"]],
         "unseen": [one for group in found["unseen"] for one in group["fields"]],

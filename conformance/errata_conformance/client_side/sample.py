@@ -27,6 +27,7 @@ DEFECTS: dict[str, tuple[str, str]] = {
     "known-kinds-only": ("R-014-12", "takes an observation with an unknown kind for invalid"),
     "strict-fields": ("R-016-4", "ends where a message has a field that it does not know"),
     "strict-types": ("R-016-4", "ends where a message has a type that it does not know"),
+    "ids-over-sessions": ("R-016-15", "counts ids over all its sessions"),
     "ids-per-episode": ("R-016-15", "counts ids from 1 in each episode"),
     "new-id-after-cut": ("R-016-22", "sends a request again under another id"),
     "gives-up-after-cut": ("R-016-22", "does not come back"),
@@ -38,6 +39,10 @@ DEFECTS: dict[str, tuple[str, str]] = {
     "unknown-code-again": ("R-016-40", "sends a request again on a code that it does not know"),
     "any-reply": ("R-016-24", "does not compare `request`"),
     "no-parts": ("R-016-33", "does not put parts together"),
+    "reads-the-last": ("R-015-9", "reads the last delivery whatever t it is asked for"),
+    "forks-the-last": ("R-016-39", "forks the last delivery whatever t it is asked for"),
+    "child-unopened": ("R-016-10", "steps in a child that it has not opened"),
+    "one-request-id": ("R-015-19", "has one request_id for all forks of an episode"),
     "no-digest": ("R-015-13", "does not compute digests"),
     "child-unchecked": ("R-015-24", "steps in a child without asking where it stands"),
 }
@@ -62,8 +67,11 @@ class Session:
     key: str = field(default_factory=name)
     fence: int = 0
     last: int = 0
+    last_seq: int = 0
+    acknowledged: int = 0
     next_id: int = 1
     q: int = 0
+    t: int = 0
     socket: Any = None
 
 
@@ -107,9 +115,12 @@ class Client:
                 await self.probe(session)
         if self.plain:
             return await self.handle_plain(session, kind, data)
-        if kind == "fork":
-            return {"type": "error", "data": {"code": "NOT_SUPPORTED"}}
-        return await self.handle_mux(session, kind, data)
+        if self.wrong("forks-the-last" if kind == "fork" else "reads-the-last") and kind in ("fork", "state"):
+            data = {**data, "t": session.t}
+        if kind != "fork":
+            return await self.handle_mux(session, kind, data)
+        child = self.sessions[data["child"]] = Session(fence=1 if self.wrong("child-unopened") else 0)
+        return await self.handle_mux(session, kind, {"t": data["t"], "child": {"sid": child.sid, "key": child.key}})
 
     # A plain socket
 
@@ -135,15 +146,16 @@ class Client:
             return {"type": "closed", "data": {}}
         text = await session.socket.recv()
         reply = json.loads(text)
-        return {"type": reply["type"], "data": reply["data"]}
+        return self.checked(reply, text)
 
     async def fork(self, session: Session, data: dict[str, Any]) -> dict[str, Any]:
         """Fork over HTTP and attach the child; return the server's error if it answers with one."""
         place = (await self.probe(session)).get("session")
         if not place:
             return {"type": "error", "data": {"code": "NOT_SUPPORTED"}}
+        request_id = place["eid"] if self.wrong("one-request-id") else name()
         status, text = await asyncio.to_thread(
-            self.post, f"/episodes/{place['eid']}/fork", {"t": data["t"], "request_id": name()}
+            self.post, f"/episodes/{place['eid']}/fork", encode({"t": data["t"], "request_id": request_id})
         )
         made = decoded(text)
         if status >= 300 or not {"session_id", "eid"} <= set(made):
@@ -157,12 +169,12 @@ class Client:
         self.sessions[data["child"]] = child
         return {"type": "forked", "data": made}
 
-    def post(self, path: str, body: Any) -> tuple[int, str]:
+    def post(self, path: str, body: str) -> tuple[int, str]:
         """Send a POST request with a JSON body, and return the status and the body of the response.
 
         Args:
             path: Path of the request, from the root of the host.
-            body: The value to send.
+            body: The JSON text to send.
 
         Raises:
             OSError: The server cannot be reached, or did not answer within 10 s.
@@ -170,7 +182,7 @@ class Client:
         parts = urlsplit(self.url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
         try:
-            connection.request("POST", path, encode(body), {"Content-Type": "application/json"})
+            connection.request("POST", path, body.encode(), {"Content-Type": "application/json"})
             response = connection.getresponse()
             return response.status, response.read().decode(errors="replace")
         except http.client.HTTPException as error:
@@ -188,6 +200,8 @@ class Client:
             return await self.read(session, data)
         if kind == "reset" and self.wrong("ids-per-episode"):
             session.next_id = 1
+        if self.wrong("ids-over-sessions"):
+            session.next_id = max(one.next_id for one in self.sessions.values())
         id = session.next_id
         text = encode(data)
         while True:
@@ -202,7 +216,9 @@ class Client:
                 if self.wrong("gives-up-after-cut"):
                     raise Stopped from None
                 accepted = await self.come_back(session)
-                if self.wrong("new-id-after-cut"):
+                if self.wrong("opens-anew"):
+                    id = accepted
+                elif self.wrong("new-id-after-cut"):
                     id += 1
                 elif id < accepted:
                     try:
@@ -213,8 +229,12 @@ class Client:
                     return await self.reply(session, id, kind, text)
 
     async def send(self, session: Session, id: int, kind: str, text: str) -> None:
-        """Send a request with an id."""
+        """Send a request with an id, after an acknowledgement of the replies that came."""
         assert self.mux is not None
+        if session.last > session.acknowledged:
+            seen = {"last": session.last, "last_seq": session.last_seq}
+            await self.mux.send(encode({"sid": session.sid, "type": "ack", "data": seen}))
+            session.acknowledged = session.last
         await self.mux.send(f'{{"sid":"{session.sid}","id":{id},"type":"{kind}","data":{text}}}')
 
     async def attach(self, session: Session) -> int:
@@ -222,15 +242,14 @@ class Client:
         assert self.mux is not None
         fresh = session.fence == 0 or self.wrong("opens-anew")
         if fresh and session.fence:
-            session.sid, session.key, session.last, session.next_id = name(), name(), 0, 1
+            session.sid, session.key, session.last, session.acknowledged, session.next_id = name(), name(), 0, 0, 1
         session.fence += 0 if self.wrong("one-fence") and session.fence else 1
-        entry = {"key": session.key, "fence": session.fence}
+        entry: dict[str, Any] = {"key": session.key, "fence": session.fence}
         if fresh:
             await self.mux.send(encode({"sid": session.sid, "type": "open", "data": entry}))
         else:
-            await self.mux.send(
-                encode({"type": "resume", "data": [{"sid": session.sid, **entry, "last": session.last}]})
-            )
+            entry |= {"sid": session.sid, "last": session.last, "last_seq": session.last_seq}
+            await self.mux.send(encode({"type": "resume", "data": [entry]}))
         while True:
             text = await self.next()
             message = json.loads(text)
@@ -271,7 +290,8 @@ class Client:
             other = message.get("request") not in (None, digest(sent))
             if other and not self.wrong("any-reply"):
                 raise Again(0.0, id + 1)
-            self.check(message, members(text).get("data", ""))
+            self.check(message)
+            session.t = message.get("t", session.t)
             return {"type": message["type"], "data": data}
 
     async def read(self, session: Session, data: Any) -> dict[str, Any]:
@@ -284,18 +304,16 @@ class Client:
             message = json.loads(text)
             if message.get("q") != session.q:
                 continue
-            if (
-                message["type"] == "state_at"
-                and message["digest"] != digest(members(text)["data"])
-                and not self.wrong("no-digest")
-            ):
-                return {
-                    "type": "error",
-                    "data": {"code": "DIGEST", "message": "the payload is not the one of its digest"},
-                }
-            return {"type": message["type"], "data": message["data"]}
+            return self.checked(message, text)
 
-    def check(self, message: dict[str, Any], payload: str) -> None:
+    def checked(self, message: dict[str, Any], text: str) -> dict[str, Any]:
+        """Return the answer for a message; an error if its payload is not the one of its digest."""
+        named = message.get("digest") if message["type"] == "state_at" else None
+        if named not in (None, digest(members(text)["data"])) and not self.wrong("no-digest"):
+            return {"type": "error", "data": {"code": "DIGEST", "message": "the payload is not the one of its digest"}}
+        return {"type": message["type"], "data": message["data"]}
+
+    def check(self, message: dict[str, Any]) -> None:
         """Stop at an observation with an unknown error kind, for the defect that accepts known ones only."""
         observation = message["data"].get("observation") or {}
         known = {None, "command_not_found", "own"}

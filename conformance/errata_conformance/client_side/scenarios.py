@@ -7,17 +7,35 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..exact import digest, encode
 from ..results import Blocked, Broken, NotSupported, NotTested, Outcome, Result, ensure
 from ..sample.episodes import World
-from .program import Program, program
+from .program import Program, Start, program
 from .stage import Envelope, Stage, staged, text_of
+from .witness import BASE, Witness
 
 REPLY_S = 15.0
 SCENARIO_S = 60.0
-Body = Callable[[Sequence[str]], Awaitable[None]]
+
+
+@dataclass
+class Candidate:
+    """The client that is checked, in all scenarios.
+
+    Args:
+        start: Starts it.
+        names: The sids, keys and groups that it has used.
+    """
+
+    start: Start
+    names: set[str] = field(default_factory=set)
+
+
+Body = Callable[[Candidate], Awaitable[None]]
 SCENARIOS: list[tuple[str, str, Body]] = []
 """(statement, name, body) in the order in which they are reported."""
 NUMBERED = ("reset", "step", "close", "fork")
@@ -33,11 +51,12 @@ def scenario(statement: str, name: str) -> Callable[[Body], Body]:
     return registered
 
 
-async def run_client(command: Sequence[str], only: Collection[str] = ()) -> list[Result]:
+async def run_client(client: Sequence[str] | Start, only: Collection[str] = ()) -> list[Result]:
     """Check a client against the statements: run the scenarios one after another, each with a server of its own.
 
     Args:
-        command: The client's program and its arguments; the base URL of the server is appended.
+        client: The client's program and its arguments, to which the base URL of the server is appended; or what starts
+            a client.
         only: Ids of the statements to check; empty for all.
 
     Returns:
@@ -46,14 +65,13 @@ async def run_client(command: Sequence[str], only: Collection[str] = ()) -> list
     Raises:
         OSError: The program cannot be started.
     """
-    results = []
-    for statement, name, body in SCENARIOS:
-        if not only or statement in only:
-            results.append(await _run(statement, name, body, command))
-    return results
+    candidate = Candidate(client if callable(client) else partial(program, client))
+    return [await played_out(one, candidate) for one in SCENARIOS if not only or one[0] in only]
 
 
-async def _run(statement: str, name: str, body: Body, command: Sequence[str]) -> Result:
+async def played_out(scenario: tuple[str, str, Body], candidate: Candidate) -> Result:
+    """Run one scenario and return its result."""
+    statement, name, body = scenario
     started = time.monotonic()
 
     def result(outcome: Outcome, detail: object = "") -> Result:
@@ -61,10 +79,12 @@ async def _run(statement: str, name: str, body: Body, command: Sequence[str]) ->
 
     try:
         async with asyncio.timeout(SCENARIO_S):
-            await body(command)
+            await body(candidate)
     except Broken as error:
         return result(Outcome.FAILED, error)
     except Blocked as error:
+        if error.statement == statement:
+            return result(Outcome.FAILED, error)
         return Result(statement, name, Outcome.BLOCKED, str(error), error.statement, time.monotonic() - started)
     except NotSupported as error:
         return result(Outcome.NOT_SUPPORTED, error)
@@ -75,6 +95,25 @@ async def _run(statement: str, name: str, body: Body, command: Sequence[str]) ->
     except (KeyError, TypeError, AttributeError) as error:
         return result(Outcome.FAILED, f"an answer of another form was printed: {type(error).__name__}: {error}")
     return result(Outcome.PASSED)
+
+
+@asynccontextmanager
+async def played(
+    candidate: Candidate, stage: Stage, world: World | None = None
+) -> AsyncIterator[tuple[Stage, Program]]:
+    """Run a stage's server, and the client against it, while the block runs.
+
+    Raises:
+        Blocked: The witness found a message that breaks a statement. It takes the place of what the block raised,
+            which may be a consequence.
+    """
+    stage.witness = Witness(candidate.names)
+    try:
+        async with staged(stage, world), candidate.start(stage.url, REPLY_S) as client:
+            yield stage, client
+    finally:
+        if stage.witness.wrongs:
+            raise stage.witness.wrongs[0]
 
 
 def connected(stage: Stage) -> None:
@@ -93,8 +132,8 @@ async def first_steps(client: Program) -> None:
 
 
 @scenario("R-016-1", "the subprotocol is offered, and used where it is named")
-async def _(command: Sequence[str]) -> None:
-    async with staged(Stage()) as stage, program(command, stage.url, REPLY_S) as client:
+async def _(candidate: Candidate) -> None:
+    async with played(candidate, Stage()) as (stage, client):
         await client.say("a", "reset", {})
         for _ in range(200):
             if stage.offered:
@@ -103,33 +142,33 @@ async def _(command: Sequence[str]) -> None:
         connected(stage)
         answer = await client.answer("a")
         ensure(answer["type"] == "observation", f"{answer}")
-        ensure(stage.of("open") and stage.of("reset"), f"the client sent {[one.envelope for one in stage.seen]}")
+        ensure(stage.of("open") and stage.of("reset"), f"the client sent {stage.seen}")
 
 
 @scenario("R-016-1", "where it is not named, the socket is a plain one")
-async def _(command: Sequence[str]) -> None:
-    async with staged(Stage(multiplexed=False)) as stage, program(command, stage.url, REPLY_S) as client:
+async def _(candidate: Candidate) -> None:
+    async with played(candidate, Stage(multiplexed=False)) as (_, client):
         await first_steps(client)
 
 
 @scenario("R-015-7", "UNKNOWN_TYPE is an answer: nothing is offered, and the session goes on")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     world = World(production=True)
     world.answers_capabilities = False
-    async with staged(Stage(multiplexed=False), world) as stage, program(command, stage.url, REPLY_S) as client:
+    async with played(candidate, Stage(multiplexed=False), world) as (_, client):
         await first_steps(client)
         await client.total("a", "step", {"n": 3}, 5)
 
 
 @scenario("R-014-12", "an unknown kind of error is text")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     def renamed(head: Envelope, payload: str) -> list[str] | None:
         if head.get("type") != "observation" or "command_not_found" not in payload:
             return None
         changed = payload.replace("command_not_found", "quantum_decoherence").replace("cmd.missing", "quantum.key")
         return [text_of({**head, "digest": digest(changed)}, changed)]
 
-    async with staged(Stage(on_send=renamed)) as stage, program(command, stage.url, REPLY_S) as client:
+    async with played(candidate, Stage(on_send=renamed)) as (_, client):
         await first_steps(client)
         answer = await client.ask("a", "step", {"do": "mark"})
         ensure(answer["type"] == "observation", f"an observation with an unknown kind: {json.dumps(answer)[:300]}")
@@ -138,7 +177,7 @@ async def _(command: Sequence[str]) -> None:
 
 
 @scenario("R-016-4", "fields and types of the server that a client does not know are ignored")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     def extended(head: Envelope, payload: str) -> list[str] | None:
         noise = encode({"sid": head.get("sid"), "type": "weather", "data": {"sun": True}})
         value = json.loads(payload)
@@ -150,14 +189,108 @@ async def _(command: Sequence[str]) -> None:
             encode({"type": "moon", "data": 1}),
         ]
 
-    async with staged(Stage(on_send=extended)) as stage, program(command, stage.url, REPLY_S) as client:
+    async with played(candidate, Stage(on_send=extended)) as (_, client):
         await first_steps(client)
         await client.total("a", "step", {"n": 3}, 5)
 
 
+def total(answer: dict[str, Any]) -> Any:
+    """Return the total of a delivery that the client printed; None if it printed something else."""
+    return answer["data"]["observation"]["total"] if answer["type"] in ("observation", "state_at") else None
+
+
+async def two_episodes(candidate: Candidate, stage: Stage) -> None:
+    """Play an episode in each of two sessions, and check that the client does as it is told.
+
+    Raises:
+        Blocked: It does something else.
+    """
+    async with played(candidate, stage) as (_, client):
+        for session in ("a", "b"):
+            await client.total(session, "reset", {"episode_id": f"episode of {session}"}, 0)
+        await client.total("a", "step", {"n": 2}, 2)
+        await client.total("b", "step", {"n": 30}, 30)
+        await client.total("a", "step", {"n": 3}, 5)
+        lengths = {one.episode_id: one.t for one in stage.server.world.episodes.values()}
+        if lengths != {"episode of a": 2, "episode of b": 1}:
+            raise Blocked(BASE, f"two steps in the episode of a and one in that of b were asked for, not {lengths}")
+        await client.ask("a", "close")
+        await client.total("b", "step", {"n": 1}, 31)
+        over = [one for one in stage.server.world.sessions.values() if one.over is not None]
+        for _ in range(100):
+            if stage.multiplexed or stage.plain_sockets == 1:
+                break
+            await asyncio.sleep(0.02)
+        if (len(over), stage.plain_sockets) != ((1, 0) if stage.multiplexed else (0, 1)):
+            raise Blocked(BASE, "the client was told to close one of two sessions, and closed none or both")
+
+
+@scenario("R-016-15", "each session counts its own ids")
+async def _(candidate: Candidate) -> None:
+    stage = Stage()
+    await two_episodes(candidate, stage)
+    ids: dict[str, list[int]] = {}
+    for one in stage.of(*NUMBERED):
+        ids.setdefault(one["sid"], []).append(one["id"])
+    ensure(sorted(ids.values()) == [[1, 2, 3], [1, 2, 3, 4]], f"ids of two sessions: {ids}")
+
+
+@scenario("R-016-1", "plain sockets have one session each")
+async def _(candidate: Candidate) -> None:
+    await two_episodes(candidate, Stage(multiplexed=False))
+
+
+async def reads(candidate: Candidate, stage: Stage) -> None:
+    """Read two earlier deliveries."""
+    async with played(candidate, stage) as (_, client):
+        await first_steps(client)
+        await client.total("a", "step", {"n": 3}, 5)
+        for t, wanted in ((1, 2), (0, 0), (2, 5)):
+            answer = await client.ask("a", "state", {"t": t})
+            if (answer.get("data") or {}).get("code") == "NOT_SUPPORTED":
+                raise NotSupported("the client does not read state(t)")
+            ensure(total(answer) == wanted, f"delivery {t} has the total {wanted}: {json.dumps(answer)[:300]}")
+        await client.total("a", "step", {"n": 1}, 6)
+
+
+@scenario("R-015-9", "the delivery that was asked for is read")
+async def _(candidate: Candidate) -> None:
+    await reads(candidate, Stage())
+
+
+@scenario("R-015-9", "the same on a plain socket")
+async def _(candidate: Candidate) -> None:
+    await reads(candidate, Stage(multiplexed=False))
+
+
+async def forks(candidate: Candidate, stage: Stage) -> None:
+    """Fork twice, and step in the children and in the parent."""
+    async with played(candidate, stage) as (_, client):
+        await first_steps(client)
+        await client.total("a", "step", {"n": 3}, 5)
+        for child in ("b", "c"):
+            answer = await client.ask("a", "fork", {"t": 1, "child": child})
+            if (answer.get("data") or {}).get("code") == "NOT_SUPPORTED":
+                raise NotSupported("the client does not fork")
+            ensure(answer["type"] == "forked", f"a fork was expected: {json.dumps(answer)[:300]}")
+        await client.total("b", "step", {"n": 1}, 3)
+        await client.total("c", "step", {"n": 10}, 12)
+        await client.total("a", "step", {"n": 100}, 105)
+
+
+@scenario("R-016-39", "a child is opened, and goes on where it was forked")
+async def _(candidate: Candidate) -> None:
+    await forks(candidate, Stage())
+
+
+@scenario("R-015-19", "each fork of a plain session has a request_id of its own")
+async def _(candidate: Candidate) -> None:
+    await forks(candidate, Stage(multiplexed=False))
+
+
 @scenario("R-016-15", "ids count from 1 without a gap, over all episodes")
-async def _(command: Sequence[str]) -> None:
-    async with staged(Stage()) as stage, program(command, stage.url, REPLY_S) as client:
+async def _(candidate: Candidate) -> None:
+    async with played(candidate, Stage()) as (stage, client):
         await first_steps(client)
         await client.total("a", "reset", {}, 0)
         await client.total("a", "step", {"n": 3}, 3)
@@ -170,22 +303,6 @@ def fences(stage: Stage) -> list[Any]:
     attaches = [one["data"] for one in stage.of("open")]
     attaches += [entry for one in stage.of("resume") for entry in one["data"]]
     return [one.get("fence") for one in attaches]
-
-
-@asynccontextmanager
-async def fenced(stage: Stage) -> AsyncIterator[None]:
-    """Report the fences as broken if they do not increase; called where a failure may come from them.
-
-    Raises:
-        Blocked: They do not increase.
-    """
-    try:
-        yield
-    except Broken as error:
-        found = [one for one in fences(stage) if one is not None]
-        if found != sorted(set(found)):
-            raise Blocked("R-016-28", f"fences of the attaches: {found}; {error}") from None
-        raise
 
 
 def sent_once(stage: Stage) -> None:
@@ -202,7 +319,7 @@ def sent_once(stage: Stage) -> None:
 
 
 @scenario("R-016-22", "a request that was accepted before a cut is not sent under another id")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     stage = Stage()
     armed = [True]
 
@@ -213,7 +330,7 @@ async def _(command: Sequence[str]) -> None:
         return None
 
     stage.on_send = lost
-    async with staged(stage), program(command, stage.url, REPLY_S) as client, fenced(stage):
+    async with played(candidate, stage) as (_, client):
         await first_steps(client)
         await client.total("a", "step", {"n": 3}, 5)
         await client.total("a", "step", {"n": 5}, 10)
@@ -224,7 +341,7 @@ async def _(command: Sequence[str]) -> None:
 
 
 @scenario("R-016-22", "a request that was lost before it was accepted is sent again under its id")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     stage = Stage()
     armed = [True]
 
@@ -235,7 +352,7 @@ async def _(command: Sequence[str]) -> None:
         return True
 
     stage.on_message = lost
-    async with staged(stage), program(command, stage.url, REPLY_S) as client, fenced(stage):
+    async with played(candidate, stage) as (_, client):
         await first_steps(client)
         await client.total("a", "step", {"n": 3}, 5)
         sent_once(stage)
@@ -244,8 +361,8 @@ async def _(command: Sequence[str]) -> None:
 
 
 @scenario("R-016-28", "fence counts up with each attach")
-async def _(command: Sequence[str]) -> None:
-    async with staged(Stage()) as stage, program(command, stage.url, REPLY_S) as client:
+async def _(candidate: Candidate) -> None:
+    async with played(candidate, Stage()) as (stage, client):
         await first_steps(client)
         for n in (1, 2):
             stage.cut()
@@ -256,7 +373,7 @@ async def _(command: Sequence[str]) -> None:
 
 
 @scenario("R-016-18", "a refused request is sent again under its id")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     armed = [True]
     stage = Stage()
 
@@ -269,7 +386,7 @@ async def _(command: Sequence[str]) -> None:
         return True
 
     stage.on_message = first
-    async with staged(stage), program(command, stage.url, REPLY_S) as client:
+    async with played(candidate, stage) as (_, client):
         await first_steps(client)
         await client.total("a", "step", {"n": 3}, 5)
         ids = [one["id"] for one in stage.of("step")]
@@ -277,7 +394,7 @@ async def _(command: Sequence[str]) -> None:
 
 
 @scenario("R-016-40", "an unknown code with an id and no next_id is a recorded reply")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     stage = Stage()
 
     def strange(head: Envelope, payload: str) -> list[str] | None:
@@ -286,7 +403,7 @@ async def _(command: Sequence[str]) -> None:
         return None
 
     stage.on_send = strange
-    async with staged(stage), program(command, stage.url, REPLY_S) as client:
+    async with played(candidate, stage) as (_, client):
         await first_steps(client)
         answer = await client.ask("a", "step", {"do": "fail"})
         ensure(answer["type"] == "error", f"an error was expected: {answer}")
@@ -296,7 +413,7 @@ async def _(command: Sequence[str]) -> None:
 
 
 @scenario("R-016-24", "another process's reply is not taken for one's own")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     stage = Stage()
     armed = [True]
 
@@ -313,7 +430,7 @@ async def _(command: Sequence[str]) -> None:
         return [] if head.get("id") == 3 and not head.get("request") else None
 
     stage.on_message, stage.on_send = stolen, silent
-    async with staged(stage), program(command, stage.url, REPLY_S) as client, fenced(stage):
+    async with played(candidate, stage) as (_, client):
         await first_steps(client)
         await client.say("a", "step", {"n": 3})
         answer = await client.answer("a")
@@ -324,7 +441,7 @@ async def _(command: Sequence[str]) -> None:
 
 
 @scenario("R-016-33", "an envelope in parts is put together")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     def cut_up(head: Envelope, payload: str) -> list[str] | None:
         if head.get("type") != "observation":
             return None
@@ -337,19 +454,14 @@ async def _(command: Sequence[str]) -> None:
             for n, one in enumerate(texts)
         ]
 
-    async with staged(Stage(on_send=cut_up)) as stage, program(command, stage.url, REPLY_S) as client:
+    async with played(candidate, Stage(on_send=cut_up)) as (_, client):
         await first_steps(client)
         await client.total("a", "step", {"n": 3}, 5)
 
 
-@scenario("R-015-13", "a payload whose digest differs is not used")
-async def _(command: Sequence[str]) -> None:
-    def forged(head: Envelope, payload: str) -> list[str] | None:
-        if head.get("type") != "state_at":
-            return None
-        return [text_of(head, payload.replace('"total":', '"total":7'))]
-
-    async with staged(Stage(on_send=forged)) as stage, program(command, stage.url, REPLY_S) as client:
+async def forged(candidate: Candidate, stage: Stage) -> None:
+    """Read a delivery whose payload is not the one of its digest."""
+    async with played(candidate, stage) as (_, client):
         await first_steps(client)
         answer = await client.ask("a", "state", {"t": 1})
         if (answer.get("data") or {}).get("code") == "NOT_SUPPORTED":
@@ -357,10 +469,26 @@ async def _(command: Sequence[str]) -> None:
         ensure(answer["type"] == "error", f"a forged payload was used: {json.dumps(answer)[:300]}")
 
 
+@scenario("R-015-13", "a payload whose digest differs is not used")
+async def _(candidate: Candidate) -> None:
+    def changed(head: Envelope, payload: str) -> list[str] | None:
+        return [text_of(head, payload.replace('"total":', '"total":7'))] if head.get("type") == "state_at" else None
+
+    await forged(candidate, Stage(on_send=changed))
+
+
+@scenario("R-015-13", "the same on a plain socket")
+async def _(candidate: Candidate) -> None:
+    def changed(frame: str) -> str:
+        return frame.replace('"total":', '"total":7') if '"type":"state_at"' in frame else frame
+
+    await forged(candidate, Stage(multiplexed=False, on_frame=changed))
+
+
 @scenario("R-015-24", "a child of a plain fork is compared with its eid before it is used")
-async def _(command: Sequence[str]) -> None:
+async def _(candidate: Candidate) -> None:
     stage = Stage(multiplexed=False)
-    async with staged(stage), program(command, stage.url, REPLY_S) as client:
+    async with played(candidate, stage) as (_, client):
         await first_steps(client)
         stage.server.ignores_session_id = True
         answer = await client.ask("a", "fork", {"t": 1, "child": "b"})

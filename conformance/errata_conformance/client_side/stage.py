@@ -9,27 +9,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from ..exact import elements, encode
+from ..exact import encode
 from ..sample.episodes import World
 from ..sample.mux import Socket
 from ..sample.server import Server, running
+from .witness import Witness
 
 Envelope = dict[str, Any]
-
-
-@dataclass
-class Seen:
-    """One message from the client.
-
-    Args:
-        connection: Number of its connection, from 0.
-        envelope: The message.
-    """
-
-    connection: int
-    envelope: Envelope
 
 
 @dataclass
@@ -40,16 +30,22 @@ class Stage:
         multiplexed: Whether it accepts the subprotocol.
         on_message: Called with each envelope from the client; if it returns False, the server does not get it.
         on_send: Called with (head, payload) of each message from the server; returns the texts to send instead.
+        on_frame: Called with each frame of the server on a plain socket; returns the one to send instead.
+        seen: The client's envelopes.
+        offered: The subprotocols that were offered, by connection.
+        plain_sockets: How many plain sockets are open.
     """
 
     multiplexed: bool = True
     on_message: Callable[[Envelope], bool] = lambda _: True
     on_send: Callable[[Envelope, str], list[str] | None] = lambda _head, _payload: None
-    seen: list[Seen] = field(default_factory=list)
+    on_frame: Callable[[str], str] = lambda frame: frame
+    seen: list[Envelope] = field(default_factory=list)
     offered: list[list[str]] = field(default_factory=list)
-    queries: list[str] = field(default_factory=list)
+    plain_sockets: int = 0
     url: str = ""
     server: StageServer = field(init=False)
+    witness: Witness = field(default_factory=lambda: Witness(set()))
     _links: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -65,24 +61,28 @@ class Stage:
 
     def inject(self, text: str) -> None:
         """Send a text to the client on every socket."""
+        self.witness.said(text)
         for socket in self.sockets:
             socket.out.put_nowait(text)
 
     def of(self, *kinds: str) -> list[Envelope]:
         """Return the client's messages of the given types."""
-        return [one.envelope for one in self.seen if one.envelope.get("type") in kinds]
+        return [one for one in self.seen if one.get("type") in kinds]
 
-    def received(self, text: str) -> str | None:
-        """Record a frame, and return the part of it that the server gets."""
+    def received(self, connection: object, text: str) -> str | None:
+        """Record a frame, and return the part of it that the server gets; a frame that is none it gets whole."""
+        texts = self.witness.frame(connection, text)
         kept = []
-        for one in elements(text):
+        for one in texts:
             envelope = json.loads(one)
+            arrives = True
             if isinstance(envelope, dict):
-                self.seen.append(Seen(len(self.offered) - 1, envelope))
-                if not self.on_message(envelope):
-                    continue
-            kept.append(one)
-        return f"[{','.join(kept)}]" if kept else None
+                self.seen.append(envelope)
+                arrives = self.on_message(envelope)
+            self.witness.envelope(connection, one, arrives)
+            if arrives:
+                kept.append(one)
+        return f"[{','.join(kept)}]" if kept else None if texts else text
 
 
 class StageSocket(Socket):
@@ -92,7 +92,7 @@ class StageSocket(Socket):
 
     def receive(self, frame: str) -> None:
         """Process the part of a frame that the stage lets through."""
-        kept = self.stage.received(frame)
+        kept = self.stage.received(self, frame)
         if kept is not None:
             self.pass_on(kept)
 
@@ -104,8 +104,10 @@ class StageSocket(Socket):
         """Send the texts that the stage's ``on_send`` returns for a message; if that is None, the message itself."""
         texts = self.stage.on_send(head, payload)
         if texts is None:
+            self.stage.witness.said(text_of(head, payload))
             super().send(head, payload)
         for text in texts or ():
+            self.stage.witness.said(text)
             self.out.put_nowait(text)
 
 
@@ -120,10 +122,39 @@ class StageServer(Server):
     async def ws(self, connection: WebSocket) -> None:
         """Serve a socket as the stage requires."""
         self.stage.offered.append(list(connection.scope["subprotocols"]))
-        self.stage.queries.append(connection.scope["query_string"].decode())
         if not self.stage.multiplexed:
             connection.scope["subprotocols"] = []
         await super().ws(connection)
+
+    async def plain(self, connection: WebSocket, owner: str | None) -> None:
+        """Serve a plain socket, whose frames the witness sees and the stage can change."""
+        receive, send_text = connection.receive, connection.send_text
+
+        async def heard() -> Any:
+            event = await receive()
+            if "text" in event:
+                self.stage.witness.plain(event["text"])
+            return event
+
+        async def said(data: str) -> None:
+            await send_text(self.stage.on_frame(data))
+
+        connection.receive, connection.send_text = heard, said  # type: ignore[method-assign]
+        self.stage.plain_sockets += 1
+        try:
+            await super().plain(connection, owner)
+        finally:
+            self.stage.plain_sockets -= 1
+
+    async def fork(self, request: Request) -> Response:
+        """Fork an episode; the witness sees the body."""
+        self.stage.witness.body("http.ForkRequest", "R-015-20", (await request.body()).decode())
+        return await super().fork(request)
+
+    async def reward(self, request: Request) -> Response:
+        """Add a reward; the witness sees the body."""
+        self.stage.witness.body("http.RewardPost", "R-016-34", (await request.body()).decode())
+        return await super().reward(request)
 
 
 def text_of(head: Envelope, payload: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -514,6 +515,14 @@ class Socket:
         if kind == "open":
             right &= isinstance(data, dict) and is_name(data.get("key"))
             right &= wrong("open-lax") or set(data) <= {"key", "group", "fence"}
+        if kind == "resume":
+            right &= data != [] and all(_has(one, {"sid", "key"}, {"fence", "last", "last_seq"}) for one in data)
+        if kind == "ack":
+            right &= _has(data, set(), {"last", "last_seq"})
+        if kind == "rewards":
+            right &= _has(data, set(), {"eid"})
+        if kind == "close_group":
+            right &= _has(data, {"group"}, set())
         if kind == "step" and wrong("bad-data-refused"):
             right &= isinstance(data, dict)
         if not wrong("duplicate-keys"):
@@ -628,7 +637,7 @@ class Socket:
             Refusal: It is not the part that follows.
         """
         address = tuple(message.get(name) for name in ("sid", "id", "q"))
-        data = message["data"]
+        data = message.get("data", {})
         n, of, text = data.get("n"), data.get("of"), data.get("text")
         held = self.parts.setdefault(address, [])
         follows = n == len(held) + 1 or (self.world.wrong("parts-in-any-order") and held)
@@ -696,6 +705,23 @@ class Socket:
             session.others.discard(self)
             if session.socket is self:
                 session.detached()
+
+
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "sid": is_name,
+    "key": is_name,
+    "group": is_name,
+    "fence": is_number,
+    "last": lambda value: is_number(value, 0),
+    "last_seq": lambda value: is_number(value, 0),
+    "eid": lambda value: isinstance(value, str),
+}
+
+
+def _has(value: Any, required: set[str], optional: set[str]) -> bool:
+    """Return whether a value is an object of these fields, each in its form."""
+    known = isinstance(value, dict) and required <= set(value) <= required | optional
+    return known and all(_FORMS[name](one) for name, one in value.items())
 
 
 def _object(text: str) -> dict[str, Any]:
