@@ -125,6 +125,7 @@ async def _(target: Target) -> None:
             ({"sid": sid, "id": 1, "q": 1, "type": "reset"}, "INVALID_ENVELOPE"),
             ({"sid": "short", "id": 1, "type": "reset"}, "INVALID_ENVELOPE"),
             ({"sid": sid, "q": 1, "type": "state", "data": {"t": "0"}}, "INVALID_ENVELOPE"),
+            ({"sid": sid, "q": 1, "type": "state", "data": {"eid": "ep_of_nobody"}}, "INVALID_ENVELOPE"),
             ({"sid": sid, "id": 1, "type": "close", "deadline_ms": -1}, "INVALID_ENVELOPE"),
             ({"sid": name(), "type": "open"}, "INVALID_ENVELOPE"),
             ({"sid": name(), "type": "open", "data": {"key": "short"}}, "INVALID_ENVELOPE"),

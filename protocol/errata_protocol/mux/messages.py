@@ -22,9 +22,9 @@ Decisions that PROTOCOL D states:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from ..capabilities import Capabilities
 from ..errors import InvalidEnvelope
@@ -90,8 +90,16 @@ class ForkData(ClientModel):
 class StateData(ClientModel):
     """Empty for the environment's own state; with ``t`` for state(t)."""
 
+    model_config = ConfigDict(json_schema_extra={"dependentRequired": {"eid": ["t"]}})
+
     t: Count | None = None
     eid: Eid | None = None
+
+    @model_validator(mode="after")
+    def _names_a_delivery(self) -> Self:
+        if self.eid is not None and self.t is None:
+            raise ValueError("state with `eid` needs `t`")
+        return self
 
 
 class RewardsData(ClientModel):

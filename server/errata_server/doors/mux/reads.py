@@ -14,7 +14,7 @@ from openenv.core.env_server.mcp_types import JsonRpcRequest
 from pydantic_core import to_json
 
 from errata_protocol.capabilities import Capabilities
-from errata_protocol.errors import EnvironmentFailed, ErrataError, InvalidRequest
+from errata_protocol.errors import EnvironmentFailed, ErrataError
 from errata_protocol.exception_text import text_of
 from errata_protocol.json_text import is_readable
 from errata_protocol.mux import AnswerRead, EncodedReply, ReadPushes, ReadReplies, RecordedReply
@@ -158,8 +158,6 @@ class ReadRunner:
         if (eid := fields.get("eid")) is not None and eid != session.eid:
             await socket.reader.check(eid, sid=session.sid)
         if read.kind == "state" and fields:
-            if "t" not in fields:
-                raise InvalidRequest("state with eid needs t")
             row = await self._reads.state_at(session.eid, fields["t"], fields.get("eid"), principal)
             if not is_readable(row.payload):
                 raise unreadable(row)
