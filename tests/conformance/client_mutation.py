@@ -27,7 +27,7 @@ from errata_conformance.sample.server import MUX
 from errata_conformance.server_side.sockets import name
 from tests.machine_speed import SLOWDOWN
 
-from .mutation import CAUGHT, FOLDER, WHOLE, WHOLES, Line, Mutation, Mutator, resolved, walked, ways_of
+from .mutation import CAUGHT, FOLDER, WHOLE, WHOLES, Line, Mutation, Mutator, walked, ways_of
 
 REPLY_S = 1.5 * SLOWDOWN
 """How long the talkative client waits for a reply that a mutation may have taken away, in seconds."""
@@ -65,7 +65,9 @@ def client_mutations() -> list[Mutation]:
     for message, known in client_fields().items():
         if not message.startswith("http."):
             made += [Mutation(message, WHOLE, how, None) for how in WHOLES]
-        made += [Mutation(message, path, how, schema) for path, schema in known.items() for how in ways_of(path, schema)]
+        made += [
+            Mutation(message, path, how, schema) for path, schema in known.items() for how in ways_of(path, schema)
+        ]
     return made
 
 
