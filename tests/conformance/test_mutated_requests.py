@@ -1,4 +1,4 @@
-"""Whatever field of a client's message is wrong, our server answers what PROTOCOL says, and nobody else notices.
+"""Whatever field of a client's message is wrong, our server answers what the protocol says, and nobody else notices.
 
 All mutations of `client_mutation` go to one server: those of the multiplexed socket on one connection, on which another
 session steps on between them.
@@ -154,7 +154,7 @@ def mutated(mutation: Mutation, message: Any, stranger: Session) -> str:
 
 
 UNREAD = ("CapabilitiesRequest", "Close")
-"""Messages whose ``data`` is neither an argument nor among those that D1 has a server check."""
+"""Messages whose ``data`` is neither an argument nor among those that PROTOCOL D1 has a server check."""
 TAKEN = {
     **{"Open": "opened", "Resume": "resumed", "Reset": "observation", "Step": "observation", "McpCall": "mcp"},
     **{"McpRead": "mcp", "Fork": "forked", "Close": "closed", "State": "state_at", "Rewards": "rewards"},
@@ -164,24 +164,24 @@ TAKEN = {
 """What answers a message that is taken; None: nothing does."""
 ANSWERED: list[tuple[str, str | None]] = [
     (r"(Capabilit|Part|Resume)\w* sid", "taken"),  # it has none, or it is ignored
-    (r"(Ack|Cancel|Mc\w+|Reset|Step|Close|Fork|State|Rewards) sid", "NOT_ATTACHED"),  # D12
-    (r"Open sid", "SESSION_LOST"),  # D3: the sid of another session; `A`s name the child of a fork before
-    (r"(Mc\w+|Reset|Step|Close|Fork) id zero", "CONFLICT"),  # D4: id 1 was the reset
-    (r"(Mc\w+|Reset|Step|Close|Fork) id swap", "OUT_OF_ORDER"),  # D4
-    (r"\w+ if(\.\w+)? (zero|swap)", "PRECONDITION_FAILED"),  # D6
-    (r"\w+ deadline_ms zero", "TIMEOUT"),  # D10
-    (r"Resume data zero", "INVALID_ENVELOPE"),  # D7: an empty list
-    (r"Resume data\.\[\]\.(key|sid)|Resume data\.\[\]\.last swap", "SESSION_LOST"),  # D7
-    (r"Ack data\.last swap|Ack data\.last_seq (zero|swap)", "INVALID_ENVELOPE"),  # D7: beyond what was sent
-    (r"McpCall data (drop|zero|swap)", "INVALID_ENVELOPE"),  # D2: a method that is no tools/call has a `q`
-    (r"(Fork|State|Rewards) data\.eid zero|Fork data\.eid swap", "UNKNOWN_EPISODE"),  # A2, D11
-    (r"(Fork|State) data\.t swap", "T_OUT_OF_RANGE"),  # A2, D11
-    (r"Fork data\.child(\.sid)? swap", "VALIDATION_ERROR"),  # D11: the child's sid is taken
-    (r"State data (drop|zero|swap)", "state"),  # D2: no `t`, the environment's own
-    (r"Part data\.of", None),  # D9: there is another part to come
-    (r"Part data\.(n|text)", "INVALID_ENVELOPE"),  # D9: it does not follow, or the whole is no envelope
+    (r"(Ack|Cancel|Mc\w+|Reset|Step|Close|Fork|State|Rewards) sid", "NOT_ATTACHED"),  # PROTOCOL D12
+    (r"Open sid", "SESSION_LOST"),  # PROTOCOL D3: the sid of another session; `A`s name the child of a fork before
+    (r"(Mc\w+|Reset|Step|Close|Fork) id zero", "CONFLICT"),  # PROTOCOL D4: id 1 was the reset
+    (r"(Mc\w+|Reset|Step|Close|Fork) id swap", "OUT_OF_ORDER"),  # PROTOCOL D4
+    (r"\w+ if(\.\w+)? (zero|swap)", "PRECONDITION_FAILED"),  # PROTOCOL D6
+    (r"\w+ deadline_ms zero", "TIMEOUT"),  # PROTOCOL D10
+    (r"Resume data zero", "INVALID_ENVELOPE"),  # PROTOCOL D7: an empty list
+    (r"Resume data\.\[\]\.(key|sid)|Resume data\.\[\]\.last swap", "SESSION_LOST"),  # PROTOCOL D7
+    (r"Ack data\.last swap|Ack data\.last_seq (zero|swap)", "INVALID_ENVELOPE"),  # PROTOCOL D7: beyond what was sent
+    (r"McpCall data (drop|zero|swap)", "INVALID_ENVELOPE"),  # PROTOCOL D2: a method that is no tools/call has a `q`
+    (r"(Fork|State|Rewards) data\.eid zero|Fork data\.eid swap", "UNKNOWN_EPISODE"),  # PROTOCOL A2, PROTOCOL D11
+    (r"(Fork|State) data\.t swap", "T_OUT_OF_RANGE"),  # PROTOCOL A2, PROTOCOL D11
+    (r"Fork data\.child(\.sid)? swap", "VALIDATION_ERROR"),  # PROTOCOL D11: the child's sid is taken
+    (r"State data (drop|zero|swap)", "state"),  # PROTOCOL D2: no `t`, the environment's own
+    (r"Part data\.of", None),  # PROTOCOL D9: there is another part to come
+    (r"Part data\.(n|text)", "INVALID_ENVELOPE"),  # PROTOCOL D9: it does not follow, or the whole is no envelope
 ]
-"""Mutations whose text is well-formed -> how they are answered, with the clause of PROTOCOL; all others are taken."""
+"""Mutations whose text is well-formed -> how they are answered, with the clause; all others are taken."""
 
 
 def read(text: str) -> tuple[dict[str, Any], bool]:
@@ -193,7 +193,7 @@ def read(text: str) -> tuple[dict[str, Any], bool]:
 
 
 def expected(mutation: Mutation, text: str) -> str | None:
-    """Return the code of the error, or the type of the answer, that PROTOCOL has for a mutation; None for nothing."""
+    """Return the code of the error, or the type of the answer, that the protocol has for a mutation; None for nothing."""
     kind = mutation.message.split(".")[1]
     value, twice = read(text)
     if mutation.path == "type":
@@ -252,7 +252,7 @@ async def test_every_mutation_on_a_multiplexed_socket_gets_its_answer_and_others
 
 PLAIN: list[tuple[str, str]] = [
     (r"\w+ type (drop|zero)", "UNKNOWN_TYPE"),
-    (r"\w+ \S+ repeat", "INVALID_JSON"),  # A: the same key twice
+    (r"\w+ \S+ repeat", "INVALID_JSON"),  # PROTOCOL A: the same key twice
     (r"(Step|Mcp) data drop|StateAtRequest data (zero|swap)|StateAtRequest data\.t drop", "VALIDATION_ERROR"),
     (r"StateAtRequest data\.eid zero", "UNKNOWN_EPISODE"),
     (r"StateAtRequest data\.t swap", "T_OUT_OF_RANGE"),
@@ -261,7 +261,7 @@ PLAIN: list[tuple[str, str]] = [
     (r"(Reset|Step)", "observation"),
     (r"Mcp", "mcp"),
 ]
-"""Mutations on a plain socket -> the code of the error, or the type of the answer (PROTOCOL A and A2)."""
+"""Mutations on a plain socket -> the code of the error, or the type of the answer (PROTOCOL A2)."""
 
 
 async def test_every_mutation_on_a_plain_socket_gets_its_answer_and_the_session_goes_on(app: FastAPI) -> None:
@@ -305,7 +305,7 @@ async def test_every_mutation_over_http_gets_its_status(app: FastAPI) -> None:
             b"errata-read",
             hashlib.sha256,
         ).digest()
-        read_key = base64.urlsafe_b64encode(token).decode().rstrip("=")  # F2
+        read_key = base64.urlsafe_b64encode(token).decode().rstrip("=")  # PROTOCOL F2
         transport = httpx.ASGITransport(app)
         headers = {"authorization": f"Bearer {read_key}"}
         async with httpx.AsyncClient(transport=transport, base_url="http://testserver", headers=headers) as client:

@@ -11,5 +11,6 @@ prints one JSON object a line for each answer, in the order of the requests of a
     {"session": "a", "type": "close"}
 
 An answer is ``{"session": "a", "type": "observation", "data": {...}}`` with the data that the client received. The
-other types are ``state_at``, ``forked``, ``closed``, and ``error`` with ``{"code", "message"}``. The program exits
-at the end of its standard input. The kit needs its extra ``sample`` for this."""
+other types are ``state_at``, ``forked``, ``closed``, and ``error`` with ``{"code", "message"}``; the code NOT_SUPPORTED
+says that the client does not offer what it was asked for. After ``fork`` the child is a session of the name ``child``.
+The program exits at the end of its standard input. The kit needs its extra ``sample`` for this."""
