@@ -193,7 +193,7 @@ def read(text: str) -> tuple[dict[str, Any], bool]:
 
 
 def expected(mutation: Mutation, text: str) -> str | None:
-    """Return the code of the error, or the type of the answer, that the protocol has for a mutation; None for nothing."""
+    """Return the error code, or the type of the answer, that the protocol has for a mutation; None for nothing."""
     kind = mutation.message.split(".")[1]
     value, twice = read(text)
     if mutation.path == "type":
