@@ -20,7 +20,7 @@ class Statement:
         side: The program that it binds.
         level: MUST or SHOULD.
         reason: Why its tag is ``inspection``; empty for other tags.
-        text: Its text in the note, on one line.
+        text: The statement's text in its note, on one line.
     """
 
     id: str

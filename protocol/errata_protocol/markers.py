@@ -155,18 +155,18 @@ def error_info(kind: Any, severity: Any, sites: Iterable[ErrorSite]) -> dict[str
 
     Args:
         kind: The marker's ``error_kind``.
-        severity: Its ``severity``.
-        sites: Its sites in order of appearance. The message is that of the first that has one.
+        severity: The marker's ``severity``.
+        sites: The marker's sites in order of appearance. The message is that of the first that has one.
     """
     if not isinstance(kind, str) or _severity(kind, severity) != "error":
         return None
     sites = list(sites)
-    told = {
+    stated = {
         "kind": _INFO_KINDS.get(kind, str(kind)),
         "message": next((site.message for site in sites if site.message), ""),
         "sites": [place for site in sites if (place := _place(site))],
     }
-    info = ErrorInfo.read({KEY: told})  # None for fields that were never validated: they do not fail the agent's step
+    info = ErrorInfo.read({KEY: stated})  # None for fields that were never validated: they do not fail the agent's step
     return info.to_json() if info is not None else None
 
 

@@ -200,10 +200,10 @@ def total(answer: dict[str, Any]) -> Any:
 
 
 async def two_episodes(candidate: Candidate, stage: Stage) -> None:
-    """Play an episode in each of two sessions, and check that the client does as it is told.
+    """Play an episode in each of two sessions, and check that the client makes the calls that the program asks for.
 
     Raises:
-        Blocked: It does something else.
+        Blocked: The client makes other calls.
     """
     async with played(candidate, stage) as (_, client):
         for session in ("a", "b"):
@@ -222,7 +222,7 @@ async def two_episodes(candidate: Candidate, stage: Stage) -> None:
                 break
             await asyncio.sleep(0.02)
         if (len(over), stage.plain_sockets) != ((1, 0) if stage.multiplexed else (0, 1)):
-            raise Blocked(BASE, "the client was told to close one of two sessions, and closed none or both")
+            raise Blocked(BASE, "the client was asked to close one of its two sessions; it closed none or both")
 
 
 @scenario("R-016-15", "each session counts its own ids")
@@ -240,15 +240,25 @@ async def _(candidate: Candidate) -> None:
     await two_episodes(candidate, Stage(multiplexed=False))
 
 
+async def optional(client: Program, type_: str, data: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return the answer to a request in session "a" that a client need not offer.
+
+    Raises:
+        NotSupported: The client does not offer it.
+    """
+    answer = await client.ask("a", type_, data)
+    if (answer.get("data") or {}).get("code") == "NOT_SUPPORTED":
+        raise NotSupported(f"the client does not {what}")
+    return answer
+
+
 async def reads(candidate: Candidate, stage: Stage) -> None:
     """Read two earlier deliveries."""
     async with played(candidate, stage) as (_, client):
         await first_steps(client)
         await client.total("a", "step", {"n": 3}, 5)
         for t, wanted in ((1, 2), (0, 0), (2, 5)):
-            answer = await client.ask("a", "state", {"t": t})
-            if (answer.get("data") or {}).get("code") == "NOT_SUPPORTED":
-                raise NotSupported("the client does not read state(t)")
+            answer = await optional(client, "state", {"t": t}, "read state(t)")
             ensure(total(answer) == wanted, f"delivery {t} has the total {wanted}: {json.dumps(answer)[:300]}")
         await client.total("a", "step", {"n": 1}, 6)
 
@@ -269,9 +279,7 @@ async def forks(candidate: Candidate, stage: Stage) -> None:
         await first_steps(client)
         await client.total("a", "step", {"n": 3}, 5)
         for child in ("b", "c"):
-            answer = await client.ask("a", "fork", {"t": 1, "child": child})
-            if (answer.get("data") or {}).get("code") == "NOT_SUPPORTED":
-                raise NotSupported("the client does not fork")
+            answer = await optional(client, "fork", {"t": 1, "child": child}, "fork")
             ensure(answer["type"] == "forked", f"a fork was expected: {json.dumps(answer)[:300]}")
         await client.total("b", "step", {"n": 1}, 3)
         await client.total("c", "step", {"n": 10}, 12)

@@ -70,7 +70,7 @@ class Session:
     """What a client has sent and got of a session.
 
     Args:
-        key: Its key.
+        key: The session's key.
         fence: The highest fence of its attaches.
         highest: The highest id that was sent.
         requests: By id, the request that the server may have accepted.
@@ -125,8 +125,8 @@ class Witness:
         """Hold an envelope against its form and what came before.
 
         Args:
-            connection: The connection that it came on.
-            text: Its exact text.
+            connection: The connection that the envelope came on.
+            text: The envelope's exact text.
             arrives: Whether the server gets it.
         """
         try:
@@ -155,9 +155,9 @@ class Witness:
         """Hold the body of an HTTP request against its form.
 
         Args:
-            name: Name of its schema.
+            name: Name of the body's schema.
             statement: The statement that has the form.
-            text: Its exact text.
+            text: The body's exact text.
         """
         try:
             value, twice = _read(text)

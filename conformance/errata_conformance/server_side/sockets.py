@@ -27,7 +27,7 @@ class Message:
     """One message from the server.
 
     Args:
-        text: Its exact text.
+        text: The message's exact text.
     """
 
     def __init__(self, text: str) -> None:

@@ -79,8 +79,8 @@ class ClientProtocol(Receiving):
         """Continue a session that an earlier process opened.
 
         Args:
-            sid: Its id.
-            key: Its key.
+            sid: The session's id.
+            key: The session's key.
             last: Id of the last reply that the caller kept; the server need not send it or earlier ones again.
             last_seq: ``seq`` of the last push that the caller kept.
 

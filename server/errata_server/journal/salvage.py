@@ -75,9 +75,9 @@ class AffectedSession:
     """A session with rows in a damaged range.
 
     Args:
-        sid: Its id.
+        sid: The session's id.
         status: Before: ``open`` ones are lost now, others stay as they were; ``unknown`` where no row of it is left.
-        episodes: Its episodes, without deleted ones.
+        episodes: The session's episodes, without deleted ones.
     """
 
     sid: str

@@ -38,7 +38,7 @@ class Played:
     """What came of a scenario.
 
     Args:
-        scenario: Its name.
+        scenario: The scenario's name.
         outcome: ``pass``, ``fail`` or ``not tested``.
         statements: The statements that it shows.
         broken: The first statement that was broken.
@@ -56,7 +56,7 @@ class Program:
     """The running client.
 
     Args:
-        process: Its process.
+        process: The client's process.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:

@@ -31,7 +31,7 @@ class Session:
     """A session and its environment.
 
     Args:
-        id: Its id.
+        id: The session's id.
         socket: The socket that counts as attached.
         refusals_left: How many more sockets are refused although the attached one is gone; None: all.
         attach_faults: What happens at the next attempts to attach: ``handshake`` or ``capabilities``.
