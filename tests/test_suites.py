@@ -19,6 +19,7 @@ import pytest
 from .suites import keys
 from .suites.records import Pass, Records
 from .suites.table import ROOT, Suite, load
+from .test_internals import OPTIONAL
 
 COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
@@ -214,6 +215,11 @@ def test_a_suites_key_has_the_scripts_that_its_tests_name(name: str) -> None:
         if (ROOT / "scripts" / found).exists()
     }
     assert not named - has
+
+
+def test_lowest_may_lack_every_package_that_its_tests_call_optional() -> None:
+    (skips,) = next(suite.skips for suite in load() if suite.name == "lowest")
+    assert all(re.search(skips, f"{package} is not installed ({how})") for package, how in OPTIONAL.items())
 
 
 def test_what_is_not_committed_is_part_of_the_key(tmp_path: Path) -> None:
@@ -549,6 +555,8 @@ def test_what_a_machine_cannot_run_fails_where_all_is_required(project: Project)
     assert status == 1 and printed[-2] == "FAILED [slow] slow"  # nothing was tested
     skipped = "@pytest.mark.slow\ndef test_more():\n    pytest.skip('no such program')\n"
     project.write("tests/slow/test_slow.py", SLOW + skipped)
+    status, printed = project.run("--tiers", "3", REQUIRE_ALL="")
+    assert status == 0 and "skipped 1: no such program (.ci/run fails on it: slow)" in printed
     status, printed = project.run("--tiers", "3", "--ci", REQUIRE_ALL="1")
     assert status == 1 and printed[-2] == "FAILED [slow] slow: skipped" and "no such program" in printed
     assert not (project.cache / "errata/ci/passed").exists()

@@ -31,6 +31,7 @@ from .run import (
     Result,
     run,
     run_again,
+    unexpected,
     starts_engine,
     stop_engine,
 )
@@ -196,7 +197,8 @@ def summary(run: Run, before: list[Flaky], seconds: float) -> int:
         print(f"{used:7.1f} s CPU  {file}{': ' + SLOWEST[file] if file in SLOWEST else ''}")
     skipped: Counter[str] = sum((result.skipped for result in results), Counter())
     for reason, count in skipped.most_common():
-        print(f"skipped {count}: {reason}")
+        ours = [result.suite.name for result in results if reason in unexpected(result)]
+        print(f"skipped {count}: {reason}" + (f" (.ci/run fails on it: {', '.join(ours)})" if ours else ""))
     earlier = {one.test: one for one in before}
     flaky = [test for result in results for test in result.flaky]
     too_often = [test for test, count in Counter(flaky).items() if count > 1 or test in earlier]

@@ -266,9 +266,14 @@ def _run(result: Result, processes: Processes, workers: int, *, shown: bool) -> 
         result.failed[suite.name] = f"exit status {status}\n{_tail(log, shown_lines)}"
     else:
         result.status = "passed"
-        for reason in result.skipped if REQUIRE_ALL else ():
-            if not any(re.search(allowed, reason) for allowed in (*suite.skips, OPENENV_ABSENT)):
-                result.failed[f"{suite.name}: skipped"] = reason
+        if REQUIRE_ALL and (reasons := unexpected(result)):
+            result.failed[f"{suite.name}: skipped"] = "\n".join(reasons)
+
+
+def unexpected(result: Result) -> list[str]:
+    """Return the reasons for which tests were skipped that the suite's ``skips`` do not allow."""
+    allowed = (*result.suite.skips, OPENENV_ABSENT)
+    return [reason for reason in result.skipped if not any(re.search(one, reason) for one in allowed)]
 
 
 def run_again(result: Result, processes: Processes) -> None:
