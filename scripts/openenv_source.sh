@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Exports what tests use of OpenEnv's own code, which this repository does not hold: three of its server tests,
-# environments, an example, and the pages of its documentation that a patch of rfcs/upstream changes. They come from one commit of
-# huggingface/OpenEnv, in a git directory or checkout that the caller has, and lie in ~/.cache/errata/openenv-COMMIT
-# (XDG_CACHE_HOME names another cache). Needs bash and git, and no set-up.
+# environments, an example, and the pages of its documentation that a patch of rfcs/upstream changes. They come from one
+# commit of huggingface/OpenEnv, in a git directory or checkout that the caller has, and lie in
+# ~/.cache/errata/openenv-COMMIT (XDG_CACHE_HOME names another cache). Needs bash and git, and no set-up.
 #
 #   make openenv-source FROM=DIR            or scripts/openenv_source.sh DIR
 #   scripts/openenv_source.sh --where       print that directory; status 69 and the reason where it is not there or
