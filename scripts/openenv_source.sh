@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Exports what tests use of OpenEnv's own code, which this repository does not hold: three of its server tests,
-# environments, and the pages of its documentation that a patch of rfcs/upstream changes. They come from one commit of
-# huggingface/OpenEnv, in a git directory or checkout that the caller has, and lie in ~/.cache/errata/openenv-COMMIT
-# (XDG_CACHE_HOME names another cache). Needs bash and git, and no set-up.
+# environments, an example, and the pages of its documentation that a patch of rfcs/upstream changes. They come from one
+# commit of huggingface/OpenEnv, in a git directory or checkout that the caller has, and lie in
+# ~/.cache/errata/openenv-COMMIT (XDG_CACHE_HOME names another cache). Needs bash and git, and no set-up.
 #
 #   make openenv-source FROM=DIR            or scripts/openenv_source.sh DIR
 #   scripts/openenv_source.sh --where       print that directory; status 69 and the reason where it is not there or
@@ -18,7 +18,8 @@ paths=(
     LICENSE
     tests/core/test_{production_mode_routes,simulation_mode_preserves_api,types_and_enums}.py
     envs/{chess,coding,connect4,echo,grid_world,maze,reasoning_gym,repl,snake,wildfire}_env
-    docs/source/_toctree.yml docs/source/environments/{coding,repl}.md
+    envs/tbench2_env/server/tbench2_env_environment.py examples/agent_world_model/example_usage.py
+    docs/source/_toctree.yml docs/source/environments/{coding,repl}.md docs/source/reference/core.md
 )
 
 cache=${XDG_CACHE_HOME:-~/.cache}/errata

@@ -17,7 +17,10 @@ NEEDED = [
     "LICENSE",
     *(f"tests/core/{file}" for file in FILES),
     *(f"envs/{name}/openenv.yaml" for name in ("echo_env", *VERDICTS)),
-    *(f"docs/source/{page}" for page in ("_toctree.yml", "environments/coding.md", "environments/repl.md")),
+    "envs/tbench2_env/server/tbench2_env_environment.py",
+    "examples/agent_world_model/example_usage.py",
+    *(f"docs/source/{page}.md" for page in ("environments/coding", "environments/repl", "reference/core")),
+    "docs/source/_toctree.yml",
 ]
 OTHERS = ["README.md", "src/openenv/__init__.py", "tests/core/test_other.py", "envs/other_env/openenv.yaml"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {"GIT_CONFIG_GLOBAL": os.devnull}

@@ -132,4 +132,4 @@ def test_the_guide_has_the_kinds_of_the_proposal() -> None:
 
     proposed = kinds((PROPOSALS / "b-error-information.md").read_text())
     assert len(proposed) == 10
-    assert proposed == kinds((PATCHES / "b2-error-information-environments.patch").read_text())
+    assert proposed == kinds((PATCHES / "b-error-information.patch").read_text())

@@ -7,7 +7,7 @@ import os
 import subprocess
 from typing import Any
 
-from ..openenv_source import ENVIRONMENTS, needs_openenv_source
+from ..openenv_source import ENVIRONMENTS, SOURCE, needs_openenv_source
 from .conftest import PYTHON
 
 CODING = """
@@ -47,9 +47,68 @@ def test_today_coding_env_tells_an_error_by_its_text() -> None:
     assert said["exit_code"] == 1
     assert said["stderr"].startswith("Traceback")
     assert said["stderr"].rstrip().endswith("at line 'x = 1 / 0' due to: ZeroDivisionError: division by zero")
+    loop = observation(CODING, "for i in [1]:\n    x = 2\n    x / 0")["stderr"]
+    assert "at line 'for i in [1]:\n    x = 2\n    x / 0' due to: ZeroDivisionError" in loop
     frames = [line for line in said["stderr"].splitlines() if line.startswith("  File ")]
     assert frames
     assert all(str(ENVIRONMENTS) in line or "/smolagents/" in line or "/concurrent/" in line for line in frames)
+
+
+@needs_openenv_source
+def test_today_coding_env_errors_can_be_forged() -> None:
+    forged = observation(CODING, 'raise ValueError("\\nCode parsing failed on line 1 due to: SyntaxError: x")')
+    assert forged["stderr"].endswith("\nCode parsing failed on line 1 due to: SyntaxError: x\n")
+
+
+@needs_openenv_source
+def test_today_clients_refuse_or_drop_undeclared_fields() -> None:
+    program = """
+import json
+from pydantic import ValidationError
+from coding_env.client import CodingEnv
+from repl_env.client import REPLEnv
+payload = {"observation": {"error_info": {"kind": "k"}, "metadata": {}}, "reward": 0.0, "done": False}
+try:
+    CodingEnv(base_url="http://127.0.0.1:1")._parse_result(payload)
+    refused = ""
+except ValidationError as error:
+    refused = str(error)
+kept = REPLEnv(base_url="http://127.0.0.1:1")._parse_result(payload)
+print(json.dumps({"refused": refused, "kept": str(kept)}))
+"""
+    said = observation(program, "")
+    assert "error_info" in said["refused"]
+    assert "error_info" not in said["kept"]
+
+
+@needs_openenv_source
+def test_today_reasoning_gym_env_builds_results_without_metadata() -> None:
+    program = """
+import json
+from openenv.core.client_types import StepResult
+from reasoning_gym_env.harness import _build_tool_result
+from reasoning_gym_env.models import ReasoningGymObservation
+seen = StepResult(ReasoningGymObservation(metadata={"hidden": "label"}), reward=1.0)
+built = _build_tool_result()("answer", {"answer": "1"}, seen, None)
+print(json.dumps({"built": str(built), "reward": built.data["reward"]}))
+"""
+    said = observation(program, "")
+    assert said["reward"] == 1.0
+    assert "hidden" not in said["built"]
+
+
+@needs_openenv_source
+def test_today_tbench2_env_runs_commands_and_tests() -> None:
+    source = (ENVIRONMENTS / "tbench2_env" / "server" / "tbench2_env_environment.py").read_text()
+    assert "self._terminal_toolkit.shell_exec(\n                    command=action.command," in source
+    assert "python -m pytest -q {tests_dir} -rA" in source
+
+
+@needs_openenv_source
+def test_today_an_example_dumps_the_observation() -> None:
+    source = (SOURCE / "examples" / "agent_world_model" / "example_usage.py").read_text()
+    dumped = source.index("tool_response = json.dumps(obs.model_dump(), ensure_ascii=False)")
+    assert 0 < source[dumped:].find('"content": f"Tool response:\\n{tool_response}"') < 600
 
 
 @needs_openenv_source

@@ -249,7 +249,7 @@ def test_a_patched_client_reads_how_a_step_failed(tmp_path: Path) -> None:
         wanted = {"kind": other.get(kind, kind), "message": f"{COMMAND}: no", "sites": sites}
         assert info == (None if kind == "output_truncated" else wanted), kind
     table = (ROOT / "rfcs" / "proposals" / "b-error-information.md").read_text().partition("| `kind` | The action")[2]
-    words = set(re.findall(r"^\| `(\w+)` \|", table.partition("The two converted")[0], re.M))
+    words = set(re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.M))
     own = {"build_error", "nonzero_exit", "patch_failed", "resource_limit"}
     assert {info["kind"] for info in told if info is not None} == words | own and len(words) == 10
 

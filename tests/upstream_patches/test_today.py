@@ -20,9 +20,11 @@ from fastmcp import FastMCP
 from openenv.core.client_types import StepResult
 from openenv.core.env_server import (
     Action,
+    CallToolAction,
     CallToolObservation,
     Environment,
     HTTPEnvServer,
+    ListToolsAction,
     MCPEnvironment,
     Observation,
     State,
@@ -156,6 +158,18 @@ def test_today_tool_errors_have_five_types_and_a_message() -> None:
     assert "error" not in Observation.model_fields
 
 
+def test_today_a_tool_error_may_be_the_machinerys() -> None:
+    tools = Tools()
+
+    async def late(name: str, arguments: dict[str, Any]) -> Any:
+        await asyncio.Event().wait()
+
+    tools._async_call_tool = late  # type: ignore[method-assign]
+    slow = tools.step(CallToolAction(tool_name="fail", arguments={}), timeout_s=0)
+    assert isinstance(slow, CallToolObservation) and slow.error is not None
+    assert slow.error.error_type is ToolErrorType.TIMEOUT
+
+
 @pytest.mark.parametrize("error", [{"error_type": "syntax_error"}, {"error_type": "timeout", "site": 3}])
 def test_today_clients_refuse_another_tool_error(error: dict[str, Any]) -> None:
     client = MCPToolClient(base_url="http://127.0.0.1:1")
@@ -168,6 +182,13 @@ def test_today_core_writes_errors_into_metadata() -> None:
     tools = Tools()
     assert tools.execute_code("x = = 1").metadata["error"].startswith("Syntax error: ")
     assert tools.execute_code("1 / 0").metadata == {"error": "division by zero"}
+
+    async def down() -> list[Any]:
+        raise ValueError("no tools")
+
+    tools._async_list_tools = down  # type: ignore[method-assign]
+    listed = tools.step(ListToolsAction()).metadata
+    assert listed == {"error": "no tools", "error_type": "list_tools_failed"}
 
     harness = HarnessEnvironment.__new__(HarnessEnvironment)
     harness._trajectory, harness.transform = [], None  # type: ignore[assignment]
