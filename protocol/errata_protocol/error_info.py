@@ -14,12 +14,18 @@ KEY = "error_info"
 MAX_MESSAGE = 300
 """Most code points of a message; a longer one is cut."""
 
+MAX_TEXT = 1000
+"""Most code points of a kind, which is cut, and of a name in a site, which is left out."""
+
 MAX_SITES = 16
 """Most sites; those behind them are left out."""
 
+_MAX_LINE = 2**53
+"""Largest integer that every reader of JSON has."""
+
 
 class InfoSite(BaseModel):
-    """Place where an action failed. Every field may be left out.
+    """Place where an action failed. What cannot be right is left out: a wrong place is worse than none.
 
     Attributes:
         action_field: Name of the action's field that is wrong.
@@ -37,6 +43,24 @@ class InfoSite(BaseModel):
     line: int | None = None
     test_id: str | None = None
 
+    @field_validator("action_field", "file", "test_id", mode="before")
+    @classmethod
+    def _name(cls, value: Any) -> str | None:
+        return _text(value) if isinstance(value, str) and len(value) <= MAX_TEXT else None
+
+    @field_validator("action_span", mode="before")
+    @classmethod
+    def _span(cls, value: Any) -> tuple[int, int] | None:
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            return None
+        start, end = value
+        return (start, end) if _integer(start) and _integer(end) and 0 <= start <= end else None
+
+    @field_validator("line", mode="before")
+    @classmethod
+    def _line(cls, value: Any) -> int | None:
+        return value if _integer(value) and value >= 1 else None
+
 
 class ErrorInfo(BaseModel):
     """How and where an action failed. What is too long is cut, never refused: it comes from output.
@@ -44,27 +68,33 @@ class ErrorInfo(BaseModel):
     Attributes:
         kind: A word of the proposal where one fits, else one of the environment's own.
         message: What says so, from the output that the agent was shown.
-        sites: Places in the order of the output.
+        sites: Places in the order of the output; one of which nothing is left is none.
     """
 
     model_config = ConfigDict(frozen=True)
 
     kind: str
     message: str = ""
-    sites: list[InfoSite] = Field(default_factory=list)
+    sites: tuple[InfoSite, ...] = Field(default=())
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _cut_kind(cls, kind: Any) -> Any:
+        return _text(kind[:MAX_TEXT]) if isinstance(kind, str) else kind
 
     @field_validator("message", mode="before")
     @classmethod
-    def _cut_message(cls, message: Any) -> Any:
+    def _cut_message(cls, message: Any) -> str:
         if not isinstance(message, str):
-            return message
-        text = message.encode("utf-8", "replace").decode()  # Pydantic refuses lone surrogates
-        return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "\u2026"
+            return ""
+        return _text(message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "\u2026")
 
     @field_validator("sites", mode="before")
     @classmethod
-    def _cut_sites(cls, sites: Any) -> Any:
-        return list(sites)[:MAX_SITES] if isinstance(sites, list | tuple) else sites
+    def _certain(cls, sites: Any) -> tuple[InfoSite, ...]:
+        given = sites[:MAX_SITES] if isinstance(sites, list | tuple) else ()
+        read = (InfoSite.model_validate(site) for site in given if isinstance(site, Mapping | InfoSite))
+        return tuple(site for site in read if site != InfoSite())
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object, without the fields that have their default."""
@@ -72,7 +102,8 @@ class ErrorInfo(BaseModel):
 
     @classmethod
     def read(cls, metadata: Any) -> Self | None:
-        """Return the error information in an observation's metadata; None where there is none, or none in this form.
+        """Return the error information in an observation's metadata, without what is not in this form; None where
+        there is no kind.
 
         Args:
             metadata: Metadata of an observation, decoded; any other value has none.
@@ -83,3 +114,11 @@ class ErrorInfo(BaseModel):
             return cls.model_validate(metadata.get(KEY))
         except ValidationError:
             return None
+
+
+def _text(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()  # a lone surrogate, as in the name of a file, has no JSON
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_LINE

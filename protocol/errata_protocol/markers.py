@@ -164,9 +164,9 @@ def error_info(kind: Any, severity: Any, sites: Iterable[ErrorSite]) -> dict[str
     stated = {
         "kind": _INFO_KINDS.get(kind, str(kind)),
         "message": next((site.message for site in sites if site.message), ""),
-        "sites": [place for site in sites if (place := _place(site))],
+        "sites": [_place(site) for site in sites],
     }
-    info = ErrorInfo.read({KEY: stated})  # None for fields that were never validated: they do not fail the agent's step
+    info = ErrorInfo.read({KEY: stated})  # leaves out fields that were never validated: they do not fail the step
     return info.to_json() if info is not None else None
 
 

@@ -178,7 +178,7 @@ def informed_marker(metadata: Any) -> ErrorMarker | None:
 
     Returns:
         A marker with the hint key of its kind, whose site is the first; None where there is no ``error_info``, or none
-        in its form. What cannot be a place, such as a line 0, is left out of the site.
+        with a kind.
     """
     info = ErrorInfo.read(metadata)
     if info is None:
@@ -199,15 +199,7 @@ _HINT_KEYS = {kind.value: key for kind, key in HINT_TEMPLATE_KEYS.items()}
 def _site(place: InfoSite | None, message: str) -> ErrorSite | None:
     if place is None:
         return ErrorSite(source="message", message=message) if message else None
-    span = place.action_span
-    return ErrorSite(
-        action_field=place.action_field,
-        action_span=span if span is not None and 0 <= span[0] <= span[1] else None,
-        file=place.file,
-        line=place.line if place.line is not None and place.line >= 1 else None,
-        test_id=place.test_id,
-        message=message or None,
-    )
+    return ErrorSite(**dict(place), message=message or None)
 
 
 def _at(value: Any, *names: str) -> Any:

@@ -95,7 +95,7 @@ def test_what_is_too_long_is_cut() -> None:
 def test_a_site_that_was_never_validated_does_not_fail_the_step() -> None:
     odd = SITE.model_copy(update={"file": 7})
     marked = Marked(error_kind="timeout", error_site=SITE).model_copy(update={"error_site": odd}).with_site_t(1)
-    assert marked.error_kind == "timeout" and KEY not in marked.metadata
+    assert marked.metadata[KEY] == {**TOLD, "kind": "timeout", "sites": TOLD["sites"][:1]}
 
 
 @pytest.mark.parametrize("own", [{"kind": "its own"}, {"kind": "runtime_error", "sites": []}, "text", 0])
@@ -137,7 +137,14 @@ def payload(info: Any, *, within: bool = True, beside: bool = False) -> dict[str
         ({"kind": "illegal move", "later": 1}, "illegal move", None, None),
         ({"kind": "x", "sites": [{"test_id": "a::b", "column": 7}]}, "x", None, {"test_id": "a::b"}),
         ({"kind": "x", "sites": [{"file": "a", "line": 0, "action_span": [5, 2]}]}, "x", None, {"file": "a"}),
-        ({"kind": "x", "sites": [{}]}, "x", None, {}),
+        ({"kind": "x", "sites": [{}, {"later": 1}, 1, {"line": "here"}, {"line": 4}]}, "x", None, {"line": 4}),
+        ({"kind": "x", "message": 7, "sites": {"line": 4}}, "x", None, None),
+        ({"kind": "\udc80" + "x" * 2000, "message": ""}, "?" + "x" * 999, None, None),
+        ({"kind": "x", "sites": [{"file": "caf\udce9.py"}]}, "x", None, {"file": "caf?.py"}),
+        *(
+            ({"kind": "x", "sites": [{"action_span": span, "line": line, "file": "a" * 1001}]}, "x", None, None)
+            for span, line in (([1], True), ([True, 2], 2.0), ([0, 2**70], 2**70), ("12", "1"), ([-1, 2], -1))
+        ),
     ],
 )
 def test_error_information_is_read_as_a_marker(
@@ -147,7 +154,7 @@ def test_error_information_is_read_as_a_marker(
         marker = marker_of(answer)
         assert marker is not None
         assert (marker.error_kind, marker.hint_template_key, marker.severity) == (kind, hint, "error")
-        message = {"message": info["message"]} if "message" in info else {}
+        message = {"message": info["message"]} if site and "message" in info else {}
         assert marker.error_site == (None if site is None else ErrorSite(**{**site, **message}))
 
 
@@ -161,15 +168,11 @@ def test_error_information_is_read_as_a_marker(
         {},
         {"kind": None},
         {"kind": 3},
-        {"kind": "x", "message": 1},
-        {"kind": "x", "sites": {}},
-        {"kind": "x", "sites": [1]},
-        {"kind": "x", "sites": [{"line": "here"}]},
-        {"kind": "x", "sites": [{"action_span": [1]}]},
+        {"message": "boom", "sites": TOLD["sites"]},
         [TOLD],
     ],
 )
-def test_another_form_is_no_error_information(info: Any) -> None:
+def test_without_a_kind_there_is_no_error_information(info: Any) -> None:
     assert marker_of(payload(info, beside=True)) is None
     marked = Marked(error_kind="timeout", metadata={KEY: info}).with_site_t(1)
     assert marked.metadata[KEY] == info and marker_of({"observation": marked.model_dump()}).error_kind == "timeout"  # type: ignore[union-attr]

@@ -18,7 +18,8 @@ from websockets.asyncio.client import ClientConnection
 
 from errata_client import ErrataClient
 from errata_protocol.environment import default_agent_text
-from errata_protocol.markers import ErrorKind, ErrorSite
+from errata_protocol.error_info import KEY, ErrorInfo, InfoSite
+from errata_protocol.markers import ErrorKind
 from errata_protocol.rollouts import marker_of
 
 from ..openenv_source import SOURCE, needs_openenv_source
@@ -319,10 +320,50 @@ async def test_our_client_reads_how_a_step_failed_on_a_patched_server(tmp_path: 
                 "invalid_arguments",
                 "args.invalid",
             )
-            for raw in ("text", 7, [], {}, {"kind": 3}, {"kind": "x", "sites": [{"line": "here"}]}):
+            for raw in ("text", 7, [], {}, {"kind": 3}):
                 assert marker_of(await env.step({"raw": raw})) is None
             later = marker_of(await env.step({"raw": {"kind": "illegal_move", "later": 1, "sites": [{"later": 2}]}}))
-            assert later is not None and (later.error_kind, later.error_site) == ("illegal_move", ErrorSite())
+            assert later is not None and (later.error_kind, later.error_site) == ("illegal_move", None)
+
+
+READ_ALL = """
+import json, sys
+from openenv.core.env_server import ErrorInfo
+
+infos = [ErrorInfo.read({"error_info": one}) for one in json.load(open(sys.argv[1]))]
+print(json.dumps([info and info.model_dump(mode="json", exclude_defaults=True) for info in infos]))
+"""
+ODD = (
+    None,
+    True,
+    -1,
+    0,
+    7,
+    2**53,
+    2**60,
+    1.0,
+    "",
+    "text",
+    "\udc80",
+    "\U0001f600" * 1001,
+    [],
+    [1, 2],
+    [2, 1],
+    [0, True],
+    {},
+)
+
+
+def test_both_readers_read_the_same(tmp_path: Path) -> None:
+    infos: list[Any] = [*ODD, *({"kind": one} for one in ODD), *({"kind": "x", "message": one} for one in ODD)]
+    infos += [{"kind": "x", "sites": one} for one in (*ODD, [*ODD], [{"line": n} for n in range(-3, 30)])]
+    names = InfoSite.model_fields
+    infos += [{"kind": "x", "sites": [{name: one, "file": "a"}, {name: one}]} for name in names for one in ODD]
+    (tmp_path / "infos").write_text(json.dumps(infos), encoding="utf-8")
+    done = run(patched("b", tmp_path / "tree"), "-c", READ_ALL, str(tmp_path / "infos"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    ours = [info and info.to_json() for info in (ErrorInfo.read({KEY: one}) for one in infos)]
+    assert json.loads(done.stdout) == ours and sum(info is not None for info in ours) > 100
 
 
 SERVE_CODE = """
