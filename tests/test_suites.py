@@ -634,6 +634,20 @@ def test_suites_that_passed_longest_ago_begin_first(project: Project) -> None:
     assert [line.split()[2] for line in printed if line.endswith(" ...")] == ["new", "slow"]
 
 
+def test_the_longest_suites_begin_first_where_all_have_time(project: Project) -> None:
+    more = "".join(f'[{name}]\ntier = 3\nabout = "{name}"\ncommand = ["true"]\n' for name in ("short", "long"))
+    project.write("tests/suites/suites.toml", TABLE + more)
+    records = Records(project.cache / "errata/ci")
+    for name, seconds in (("long", 300), ("slow", 200), ("short", 1)):  # 501 seconds
+        records.keep(Pass(suite=name, key="0" * 16, date="2026-11-29", commit="", passed=1, seconds=seconds))
+    for minutes, order in (("9", ["long", "slow", "short"]), ("8", ["slow", "long", "short"])):
+        for at, name in enumerate(("slow", "long", "short")):
+            (record,) = (project.cache / "errata/ci/passed").glob(f"{name}-{'0' * 16}.json")
+            os.utime(record, (at, at))
+        _, printed = project.run("--tiers", "3", "--at-once", "1", "--minutes", minutes)
+        assert [line.split()[2] for line in printed if line.endswith(" ...")] == order
+
+
 def test_a_pass_of_what_changed_while_it_ran_is_not_recorded(project: Project) -> None:
     project.write("tests/slow/test_slow.py", SLOW + "    open('used.txt', 'a').write('more')\n")
     status, printed = project.run("--tiers", "3", "--ci")

@@ -78,10 +78,9 @@ class Run:
     def tier(self, number: int, suites: list[Suite]) -> bool:
         """Run suites side by side, run their failed tests again, and return whether all passed."""
         began = time.monotonic()
-        if number == BY_HASH and self._records:
-            # Where the time is up before all have run, each has its turn in one of the next runs.
-            suites = sorted(suites, key=lambda suite: Records().last_pass(suite.name))
         todo = [result for result in map(self._planned, suites) if result.status != "unchanged"]
+        if number == BY_HASH and self._records:
+            todo = self._ordered(todo)
         alone = [result for result in todo if result.suite.both or len(todo) == 1]
         for result in alone:
             self._one(result, max(self._workers, result.suite.workers), shown=len(todo) == 1)
@@ -112,6 +111,14 @@ class Run:
                 result.status, result.why = "unchanged", f"unchanged since {known.key}, passed on {known.date[:10]}"
                 self._say(f"{suite.name}: {result.why}")
         return result
+
+    def _ordered(self, todo: list[Result]) -> list[Result]:
+        """Return the longest first, so that none runs alone at the end; but where the time may be up before all have
+        run, those that passed longest ago, so that each has its turn in one of the next runs."""
+        known = {result.suite.name: Records().last_pass(result.suite.name) for result in todo}
+        needed_s = sum(took for _, took in known.values()) / self._at_once
+        fits = needed_s < self.processes.left_s()
+        return sorted(todo, key=lambda result: -known[result.suite.name][1] if fits else known[result.suite.name][0])
 
     def _side_by_side(self, todo: list[Result]) -> None:
         waiting: queue.SimpleQueue[Result] = queue.SimpleQueue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 from dataclasses import asdict, dataclass
@@ -71,10 +72,16 @@ class Records:
                 return record
         return None
 
-    def last_pass(self, suite: str) -> float:
-        """Return when a record of a suite was last written or used, in seconds since 1970; 0 if there is none."""
+    def last_pass(self, suite: str) -> tuple[float, float]:
+        """Return when a record of a suite was last written or used, in seconds since 1970, and how many seconds that
+        run took; 0 and infinity if there is no record that can be read whole."""
         files = self._passes.glob(f"{suite}-{'?' * KEY_LENGTH}.json")
-        return max((file.stat().st_mtime for file in files), default=0.0)
+        newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            if newest is not None:
+                took = Pass(**json.loads(newest.read_text(encoding="utf-8"))).seconds
+                return newest.stat().st_mtime, took
+        return 0.0, math.inf
 
     def keep(self, record: Pass) -> None:
         """Write the record of a pass, and remove older ones of the suite beyond ten."""

@@ -90,6 +90,10 @@ class Processes:
         self.ended = False
         """Whether no more processes are started."""
 
+    def left_s(self) -> float:
+        """Return the seconds until commands that may be left unfinished are ended."""
+        return self._until - time.monotonic()
+
     def call(
         self, command: list[str], log: Path, *, shown: bool, timeout_s: float, may_be_unfinished: bool = False
     ) -> int:
