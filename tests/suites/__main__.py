@@ -31,9 +31,9 @@ from .run import (
     Result,
     run,
     run_again,
-    unexpected,
     starts_engine,
     stop_engine,
+    unexpected,
 )
 from .table import Suite, load
 
