@@ -44,6 +44,9 @@ from errata_server.settings import Settings
 DEADLY = 999
 """An amount at which the environment kills its server: only for servers in a process of their own."""
 
+LONG = 998
+"""An amount at which an observation of more than 1 MiB is returned."""
+
 
 class AddAction(Action):
     """What to add."""
@@ -81,7 +84,8 @@ class AddingEnvironment(Environment):
             os.kill(os.getpid(), signal.SIGKILL)
         self._state.step_count += 1
         self.total += action.amount
-        return SumObservation(total=self.total, reward=float(action.amount))
+        note = "x" * 1024**2 if action.amount == LONG else ""
+        return SumObservation(total=self.total, note=note, reward=float(action.amount))
 
     @property
     def state(self) -> State:
@@ -111,6 +115,24 @@ def server_url() -> Iterator[str]:
     """Base URL of a real Errata server that keeps its journal in memory."""
     with served(errata_app()) as url:
         yield url
+
+
+async def test_a_reply_that_is_too_long_is_not_asked_for_again(
+    server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be as long the next time."""
+    async with ErrataClient(server_url, durable=True, max_message_size_mb=1.0) as client:
+        await client.reset()
+
+        async def again() -> None:
+            raise AssertionError("another socket was opened")
+
+        monkeypatch.setattr(client, "open_socket", again)
+        with pytest.raises(ConnectionClosed, match="1009"):
+            await client.step({"amount": LONG})
+        monkeypatch.undo()
+        await client.reattach()
+        assert client.t == 1
 
 
 async def test_state_at_gives_the_bytes_of_every_delivery(server_url: str) -> None:

@@ -62,8 +62,12 @@ class Peer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._sent.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        self.hang_up()
         await asyncio.wait_for(self._task, REPLY_S)
+
+    def hang_up(self) -> None:
+        """Disconnect, without waiting for the application to notice."""
+        self._sent.put_nowait({"type": "websocket.disconnect", "code": 1000})
 
     def send(self, frame: str | bytes) -> None:
         """Send a frame."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -24,9 +25,10 @@ from .environments import CountAction, CountEnvironment, CountObservation
 class Served:
     """An application and a session that was given out."""
 
-    def __init__(self, app: FastAPI, sid: str) -> None:
+    def __init__(self, app: FastAPI, sid: str, runtime: Runtime) -> None:
         self.app = app
         self.sid = sid
+        self.runtime = runtime
 
     @contextlib.asynccontextmanager
     async def attached(self, *, told: bool = True) -> AsyncIterator[Peer]:
@@ -38,10 +40,12 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(data_dir: Path | None, sid: str | None = None) -> AsyncIterator[Served]:
+async def served(
+    data_dir: Path | None, sid: str | None = None, environment: type[CountEnvironment] = CountEnvironment
+) -> AsyncIterator[Served]:
     """Serve a counter; with the id of a session of an earlier server, its journal has that session."""
     runtime = Runtime(Settings(data_dir=data_dir))
-    app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=8, runtime=runtime)
+    app = create_fastapi_app(environment, CountAction, CountObservation, max_concurrent_envs=8, runtime=runtime)
     async with app.router.lifespan_context(app):
         if sid is None:
             transport = httpx.ASGITransport(app=app, client=("testclient", 1))
@@ -49,7 +53,7 @@ async def served(data_dir: Path | None, sid: str | None = None) -> AsyncIterator
                 create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
                 sid = (await client.post("/mcp", json=create)).json()["result"]["session_id"]
         assert sid is not None
-        yield Served(app, sid)
+        yield Served(app, sid, runtime)
 
 
 async def raw(peer: Peer, frame: dict[str, Any] | str) -> str:
@@ -179,7 +183,7 @@ async def test_an_mcp_reply_that_is_no_delivery_is_kept(method: str) -> None:
         assert await raw(peer, {"type": "mcp", "data": data, "request_id": "a"}) == first
 
 
-@pytest.mark.parametrize("request_id", ["", "x" * 256, 5, None, True, ["a"], {}])
+@pytest.mark.parametrize("request_id", ["", "x" * 256, "\ud800", 5, None, True, ["a"], {}])
 async def test_what_is_no_id_is_refused_and_nothing_runs(request_id: Any) -> None:
     async with served(None) as here, here.attached() as peer:
         answer = await peer.ask({**step(1), "request_id": request_id})
@@ -245,6 +249,65 @@ async def test_a_request_of_a_lost_socket_ends_before_its_repetition_is_looked_u
             answer = json.loads(await raw(peer, step(3, "a")))
             assert answer["t"] == 1 and answer["data"]["observation"]["n"] == 3
             assert await count(peer) == 1
+
+
+class MisbehavingEnvironment(CountEnvironment):
+    """Ends a step in ways that servers lose the reply of, after it counted."""
+
+    async def step_async(self, action: CountAction, timeout_s: float | None = None, **_: Any) -> CountObservation:
+        self._state.step_count += 1
+        match action.do:
+            case "cancel":
+                raise asyncio.CancelledError
+            case "exit":
+                raise SystemExit
+            case "no UTF-8":
+                raise ValueError(b"caf\xe9".decode("utf-8", "surrogateescape"))
+            case "change":
+                action.metadata["kept"]["with"] = object()
+        return CountObservation(n=self._state.step_count)
+
+
+@pytest.mark.parametrize("do", ["cancel", "exit", "no UTF-8", "change"])
+async def test_a_request_acts_once_however_its_handler_ends(tmp_path: Path, do: str) -> None:
+    frame = step(1, "a", do=do, metadata={"kept": {}})
+    async with served(tmp_path, environment=MisbehavingEnvironment) as here:
+        async with here.attached() as peer:
+            await raw(peer, {"type": "reset", "data": {}})
+            first = await raw(peer, frame)
+            assert json.loads(first)["request_id"] == "a"
+            assert await raw(peer, frame) == first
+        async with here.attached() as peer:
+            assert await raw(peer, frame) == first
+            assert await count(peer) == 1
+
+
+async def test_a_request_acts_once_while_its_error_is_being_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first socket is gone, and the session free, before the error is in the journal."""
+    fails = step(1, "a", do="raise")
+    async with served(None) as here:
+        store, commits, may_commit = here.runtime.store, asyncio.Semaphore(0), asyncio.Event()
+        commit = store.commit
+
+        async def slow(*records: Any) -> None:
+            commits.release()
+            await may_commit.wait()
+            await commit(*records)
+
+        async with here.attached() as lost:
+            await raw(lost, {"type": "reset", "data": {}})
+            monkeypatch.setattr(store, "commit", slow)
+            lost.send(json.dumps(fails))
+            await commits.acquire()
+            lost.hang_up()
+            async with here.attached() as peer:
+                peer.send(json.dumps(fails))
+                with pytest.raises(TimeoutError):  # a second execution would commit too
+                    await asyncio.wait_for(commits.acquire(), 0.3)
+                may_commit.set()
+                reply = await peer.receive()
+                assert reply is not None and reply["request_id"] == "a" and reply["data"]["message"] == "boom"
+                assert await count(peer) == 1
 
 
 def _objects(kind: type) -> list[Any]:

@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 DEFECTS = {
     "no-capabilities": "C-1",  # ids are sent on a socket that was not asked for capabilities
-    "capabilities-once": "C-12",  # nor asked again after attaching again
+    "capabilities-once": "C-11",  # nor asked again after attaching again
     "id-unoffered": "C-1",  # sends an id that is not offered
     "id-unknown": "A-6",  # sends an id to a server that does not know capabilities
     "capabilities-with-data": "A-3",
@@ -33,14 +33,14 @@ DEFECTS = {
     "changes-data": "C-6",
     "two-in-flight": "C-8",
     "repeats-before": "C-8",  # repeats also the request before the last one
-    "gives-up-at-once": "C-10",  # does not try to attach again when it is refused
-    "new-session": "C-10",  # goes on in another session where its own is unknown
-    "repeats-refused": "C-10",
-    "new-id-after-refusal": "C-10",
-    "new-id": "C-12",  # repeats with another id
-    "no-repeat": "C-12",
-    "timeout-is-final": "C-12",  # repeats after a cut, not after a timeout
-    "takes-late-reply": "C-13",  # keeps its socket and does not look at request_id
+    "gives-up-at-once": "C-9",  # does not try to attach again when it is refused
+    "new-session": "C-9",  # goes on in another session where its own is unknown
+    "repeats-refused": "C-9",
+    "new-id-after-refusal": "C-9",
+    "new-id": "C-11",  # repeats with another id
+    "no-repeat": "C-11",
+    "timeout-is-final": "C-11",  # repeats after a cut, not after a timeout
+    "takes-late-reply": "C-12",  # keeps its socket and does not look at request_id
     "repeats-without-ids": "A-14",
     "repeats-on-stock": "A-6",
     "delivery-of-text": "A-7",

@@ -209,9 +209,8 @@ def test_memory_is_flat_in_2000_episodes_over_one_socket(trees: dict[tuple[str, 
     assert done.returncode == 0, done.stderr[-4000:]
     held = json.loads(done.stdout)
     assert held["deliveries"] == 2000 * 21
-    assert 0 < held["most_bytes_after_10_episodes"] <= 22 * 5200  # an episode, and the last reply once more
+    assert 0 < held["most_bytes_after_10_episodes"] <= 5200  # the last reply
     assert held["most_bytes"] == held["most_bytes_after_10_episodes"]
-    assert held["most_ids"] <= 256
 
 
 # -- error information ------------------------------------------------------------------------------------------------

@@ -35,6 +35,9 @@ log = logging.getLogger("errata.client")
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 """First and longest time between two attempts to send a request again, seconds."""
 
+_TOO_LONG = 1009
+"""Close code where a message is longer than the peer takes."""
+
 
 class PlainDoor:
     """A `Door` over the socket of an `EnvClient`.
@@ -249,6 +252,10 @@ class PlainDoor:
                     raise
                 if isinstance(error, TimeoutError) and resend_after_s is None:
                     raise
+                if isinstance(error, ConnectionClosed) and _TOO_LONG in (
+                    closed.code for closed in (error.rcvd, error.sent) if closed is not None
+                ):
+                    raise  # the request, or its reply, is as long the next time
                 if clock() + pause_s > deadline:
                     if isinstance(error, TimeoutError):
                         text = f"no reply within {timeout_s:g} s; the request was sent again after each {wait_s:g} s"

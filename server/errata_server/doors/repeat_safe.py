@@ -91,29 +91,28 @@ class RepeatSafe:
             ReplyGone: The request ran, and its reply is gone.
             ErrataError: The request was refused without effect; it may be sent again under its id.
         """
-        async with session.lock:  # the first time, it may have come on a socket that is gone, and still run
-            pass
         store = self._sessions.runtime.store
         if self._named is None:
             self._named = NamedRequests(store, session.sid)
         named, kind, data = self._named, frame["type"], frame.get("data", {})
         digest = await digest_of(kind, data, size)
-        row = await named.reply(request_id, digest)
-        if row is None:
-            raw = to_json(data)
-            admitted = Admitted(
-                eid=session.eid or "",
-                t=(session.t or 0) + 1,
-                sid=session.sid,
-                id=named.number(request_id),
-                kind=kind,
-                request=raw,
-                created=self._sessions.runtime.clock.time(),
-                request_sha=hashlib.sha256(raw).digest(),
-            )
-            row = await self._run(session, frame, admitted, socket)
-            named.ran(request_id, row.id or 0, digest)
-        return row
+        async with session.naming:  # the first time, it may have come on a socket that is gone, and still run
+            row = await named.reply(request_id, digest)
+            if row is None:
+                raw = to_json(data)
+                admitted = Admitted(
+                    eid=session.eid or "",
+                    t=(session.t or 0) + 1,
+                    sid=session.sid,
+                    id=named.number(request_id),
+                    kind=kind,
+                    request=raw,
+                    created=self._sessions.runtime.clock.time(),
+                    request_sha=hashlib.sha256(raw).digest(),
+                )
+                row = await self._run(session, frame, admitted, socket)
+                named.ran(request_id, row.id or 0, digest)
+            return row
 
     async def _run(self, session: Session, frame: dict[str, Any], admitted: Admitted, socket: object) -> DeliveryRow:
         """Run a request and return its committed row, which may hold an error."""

@@ -102,6 +102,8 @@ class Session:
         capacity: Capacity that counts its instance.
 
     Attributes:
+        naming: Held by a request with a ``request_id`` from the lookup of the id until its reply is in the journal. An
+            error is committed after `lock` was released.
         resumable: Whether the session outlives its socket and a client can attach to it again, because its id was
             given out (PROTOCOL A3). Any other session ends with its socket.
         failed_reset: The last reset that failed, with the seed and episode id that it ran with; a door that journals
@@ -114,6 +116,7 @@ class Session:
         self.committed = committed
         self.capacity = capacity
         self.lock = FairLock()
+        self.naming = FairLock()
         self._host: EnvHost | None = None
         self._opening = False
         self.eid: str | None = None

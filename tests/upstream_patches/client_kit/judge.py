@@ -117,7 +117,7 @@ def check(scenario: Scenario, k: int, answer: dict[str, Any], watch: Watch) -> b
     number, code, due = k + 1, answer.get("failed"), scenario.gives_up.get(k, ())
     statement = scenario.statement
     if scenario.knows == "c" and code is not None and watch.lost_and_not_repeated():
-        statement = "C-12"
+        statement = "C-11"
     if code == "NOT_SUPPORTED" and scenario.lines[k]["type"] == "mcp":
         return False
     if "failed" not in answer and {key: answer[key] for key in ("type", "data")} == watch.replies.get(k):
@@ -131,8 +131,8 @@ def check(scenario: Scenario, k: int, answer: dict[str, Any], watch: Watch) -> b
     elif "failed" not in answer:
         late = [other + 1 for other in watch.replies if {**answer} == watch.replies[other]]
         other = f", which is that of request {late[0]}" if late else ""
-        if late and "C-13" in (scenario.statement, *scenario.shows):
-            statement = "C-13"
+        if late and "C-12" in (scenario.statement, *scenario.shows):
+            statement = "C-12"
         raise Wrong("A-7" if scenario.knows == "a" else statement, f"request {number} got {answer}{other}")
     elif k not in scenario.may_fail:
         raise GaveUp(statement, f"request {number} was given up: {answer}")

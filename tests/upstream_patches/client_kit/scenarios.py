@@ -22,11 +22,11 @@ STATEMENTS = {
     "C-5": "an error is a reply: it is handed on, and the request is not tried anew",
     "C-6": "a repeated request has the same type and data",
     "C-8": "one request is in flight, and only the last one is repeated",
-    "C-10": "refusals: what is not repeated, what is tried again, what is given up",
-    "C-12": "after a timeout or a cut: attach, ask for capabilities, send the last request again with its id",
-    "C-13": "a late reply is not taken for that of another request",
+    "C-9": "refusals: what is not repeated, what is tried again, what is given up",
+    "C-11": "after a timeout or a cut: attach, ask for capabilities, send the last request again with its id",
+    "C-12": "a late reply is not taken for that of another request",
 }
-"""The statements that bind a client, by their number. A-13 is also a row of C-10, C-5 a decision of C."""
+"""The statements that bind a client, by their number. A-13 is also a row of C-9, C-5 a decision of C."""
 
 _seeds = itertools.count(1)
 
@@ -84,7 +84,7 @@ class Scenario:
 
 def _refused(code: str) -> Scenario:
     lines = [reset(), step(1), step(2)]
-    return Scenario(f"{code} to a repeated request", "C-10", lines, faults={1: ["cut", code]}, gives_up={1: [code]})
+    return Scenario(f"{code} to a repeated request", "C-9", lines, faults={1: ["cut", code]}, gives_up={1: [code]})
 
 
 SCENARIOS = (
@@ -104,26 +104,26 @@ SCENARIOS = (
     Scenario("capabilities have unknown names and fields", "A-3", [reset(), step(1)], more=True),
     Scenario(
         "requests are cut before they arrive",
-        "C-12",
+        "C-11",
         [reset(), step(1), step(2), step(3)],
         ["C-1", "C-6", "C-8"],
         {1: ["lost"], 3: ["lost", "lost"]},
     ),
     Scenario(
         "replies are cut, a reset's too",
-        "C-12",
+        "C-11",
         [reset(), step(1), step(2), reset(), step(3)],
         ["C-6", "C-8"],
         {0: ["cut"], 2: ["cut", "cut"], 3: ["cut"]},
     ),
     Scenario("an error reply is cut", "C-5", [reset(), step(1), step(-1), step(2)], faults={2: ["cut"]}),
-    Scenario("sockets are cut while the client attaches", "C-12", [reset(), step(1), step(2)], faults={1: ["flap"]}),
+    Scenario("sockets are cut while the client attaches", "C-11", [reset(), step(1), step(2)], faults={1: ["flap"]}),
     Scenario(
-        "attaching is refused while the request runs", "C-10", [reset(), step(1), step(2)], ["A-13"], {1: ["busy"]}
+        "attaching is refused while the request runs", "C-9", [reset(), step(1), step(2)], ["A-13"], {1: ["busy"]}
     ),
     Scenario(
         "attaching is refused for ever",
-        "C-10",
+        "C-9",
         [step(1)],
         faults={0: ["stuck"]},
         gives_up={0: ["SESSION_ERROR", "DEADLINE"]},
@@ -131,7 +131,7 @@ SCENARIOS = (
     ),
     Scenario(
         "the session is unknown",
-        "C-10",
+        "C-9",
         [step(1)],
         faults={0: ["gone"]},
         gives_up={0: ["SESSION_ERROR", "DEADLINE"]},
@@ -142,15 +142,15 @@ SCENARIOS = (
     _refused("REPLY_GONE"),
     Scenario(
         "a reply does not come, the socket stays",
-        "C-12",
+        "C-11",
         [reset(), step(1), step(2), step(-1), step(3)],
-        ["C-13"],
+        ["C-12"],
         {1: ["swallow"], 3: ["swallow"]},
         timeout_s=0.5,
     ),
     Scenario(
         "a reply comes when its request was given up",
-        "C-13",
+        "C-12",
         [step(1), step(2), step(3)],
         ["C-8"],
         {0: ["swallow"] * 99},

@@ -57,9 +57,9 @@ class Session:
 
     @property
     def position(self) -> Message:
-        """``eid``, ``t`` and ``first`` of A-4."""
+        """``eid`` and ``t`` of A-4."""
         eid = f"ep-{self.episodes}" if self.episodes else None
-        return {"eid": eid, "t": self.t, "first": min(self.kept, default=None)}
+        return {"eid": eid, "t": self.t}
 
     def execute(self, message: Message) -> tuple[Message, bool]:
         """Act on a request. Returns the reply without its numbers, and whether it is a delivery."""
@@ -309,7 +309,7 @@ class Socket:
     def capabilities(self, message: Message) -> None:
         """Answer ``capabilities`` (A-3, A-4), or cut the connection where that is due."""
         session = self.session
-        data: Message = {"extensions": {}, "session": {"eid": None, "t": None, "first": None}}
+        data: Message = {"extensions": {}, "session": {"eid": None, "t": None}}
         if set(message) != {"type"}:
             self.server.watch.fail("A-3", f"the request for capabilities has other keys: {message}")
         elif session is not None and session.attach_faults[:1] == ["capabilities"]:
@@ -336,7 +336,7 @@ class Socket:
         elif data["t"] in session.kept:
             self.send(session.kept[data["t"]])
         else:
-            self.error("T_OUT_OF_RANGE", f"Delivery {data['t']} of this episode is not there", **session.position)
+            self.error("T_OUT_OF_RANGE", f"Delivery {data['t']} is not there", **session.position)
 
     async def request(self, message: Message) -> None:
         """Answer a reset, step or mcp message, or do the fault that is due."""

@@ -55,7 +55,7 @@ class Watch:
     def executed(self, reply: Message) -> None:
         """Note the reply to the current request, which the server has executed."""
         if self._at in self.replies:
-            self.fail("C-12", f"request {self._at + 1} acted twice")
+            self.fail("C-11", f"request {self._at + 1} acted twice")
         self.replies.setdefault(self._at, {"type": reply["type"], "data": reply["data"]})
 
     def lost_and_not_repeated(self) -> bool:
@@ -74,7 +74,7 @@ class Watch:
         """
         if self._session_id not in (None, session_id):
             known = any("gone" in due for due in self.faults.values())
-            self.fail("C-10" if known else "C-12", "the client went on in another session without a word")
+            self.fail("C-9" if known else "C-11", "the client went on in another session without a word")
         self._session_id = session_id
         if more := set(message) - {"type", "data", "request_id"}:
             self.fail("interface", f"the request has keys that no text has: {sorted(more)}")
@@ -99,7 +99,7 @@ class Watch:
     def _with_ids(self, message: Message, asked: bool, number: int) -> None:
         request_id = message.get("request_id")
         if not asked:
-            self.fail("C-12" if number else "C-1", f"socket {number + 1} was not asked for capabilities: {message}")
+            self.fail("C-11" if number else "C-1", f"socket {number + 1} was not asked for capabilities: {message}")
         elif "request_id" not in message:
             self.fail("C-3", f"a request has no request_id: {message}")
         elif not isinstance(request_id, str) or not 1 <= len(request_id) <= 255:
@@ -110,19 +110,19 @@ class Watch:
             elif self._at >= 0 and content(message) == self.lines[self._at]:
                 number = self._at + 1
                 if self.refused:
-                    self.fail("C-10", f"request {number} was refused, and is sent again with another id")
+                    self.fail("C-9", f"request {number} was refused, and is sent again with another id")
                 elif self.replies.get(self._at, {}).get("type") == "error" and self.decided:
                     self.fail("C-5", f"the reply to request {number} is an error, and it is sent again with another id")
                 else:
-                    self.fail("C-12", f"request {number} is sent again with another id: it would act twice")
+                    self.fail("C-11", f"request {number} is sent again with another id: it would act twice")
             else:
-                self.fail("C-12", f"a request is not what the client was given: {message}")
+                self.fail("C-11", f"a request is not what the client was given: {message}")
         elif content(message) in self.lines[self._at + 1 :]:
             self.fail("C-3", f"the id of request {self._ids[request_id] + 1} is given to another one: {message}")
         elif self._ids[request_id] < self._at:
             self.fail("C-8", f"request {self._ids[request_id] + 1}, which is not the last one, is sent again")
         elif self.refused:
-            self.fail("C-10", f"request {self._at + 1} was refused, and is sent again")
+            self.fail("C-9", f"request {self._at + 1} was refused, and is sent again")
         elif content(message) != content(self._first):
             self.fail("C-6", f"the repeated request is not the same: {message} after {self._first}")
 
