@@ -66,14 +66,14 @@ class ErrorInfo(BaseModel):
     """How and where an action failed. What is too long is cut, never refused: it comes from output.
 
     Attributes:
-        kind: A word of the proposal where one fits, else one of the environment's own.
+        kind: A word of the proposal where one fits, else one of the environment's own; not empty.
         message: What says so, from the output that the agent was shown.
         sites: Places in the order of the output; one of which nothing is left is none.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    kind: str
+    kind: str = Field(min_length=1)
     message: str = ""
     sites: tuple[InfoSite, ...] = Field(default=())
 
@@ -103,7 +103,7 @@ class ErrorInfo(BaseModel):
     @classmethod
     def read(cls, metadata: Any) -> Self | None:
         """Return the error information in an observation's metadata, without what is not in this form; None where
-        there is no kind.
+        there is no kind or an empty one.
 
         Args:
             metadata: Metadata of an observation, decoded; any other value has none.

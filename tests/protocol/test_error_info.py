@@ -91,6 +91,11 @@ def test_what_is_too_long_is_cut() -> None:
     assert [site["line"] for site in told["sites"]] == list(range(1, MAX_SITES + 1))
 
 
+def test_an_empty_kind_is_none() -> None:
+    assert ErrorInfo.read({KEY: {"kind": ""}}) is None
+    assert KEY not in Marked(error_kind="", error_site=SITE).with_site_t(3).metadata
+
+
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_a_site_that_was_never_validated_does_not_fail_the_step() -> None:
     odd = SITE.model_copy(update={"file": 7})

@@ -320,7 +320,7 @@ async def test_our_client_reads_how_a_step_failed_on_a_patched_server(tmp_path: 
                 "invalid_arguments",
                 "args.invalid",
             )
-            for raw in ("text", 7, [], {}, {"kind": 3}):
+            for raw in ("text", 7, [], {}, {"kind": 3}, {"kind": ""}):
                 assert marker_of(await env.step({"raw": raw})) is None
             later = marker_of(await env.step({"raw": {"kind": "illegal_move", "later": 1, "sites": [{"later": 2}]}}))
             assert later is not None and (later.error_kind, later.error_site) == ("illegal_move", None)
