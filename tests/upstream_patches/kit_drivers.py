@@ -43,7 +43,8 @@ async def openenv(url: str, timeout_s: float, deadline_s: float) -> None:
         try:
             frame = await env._send_and_receive(line)
         except ConnectionError as error:
-            return failed("SESSION_ERROR" if "Unknown session_id" in str(error) else "DEADLINE")
+            codes = {"Unknown session_id": "SESSION_ERROR", "has no reply": "REPLY_GONE"}
+            return failed(next((code for text, code in codes.items() if text in str(error)), "DEADLINE"))
         code = frame["data"].get("code")
         if code in REFUSALS or (code == "VALIDATION_ERROR" and "request_id" not in frame):
             return failed(code)
