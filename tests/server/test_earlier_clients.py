@@ -49,8 +49,8 @@ class Replay:
             assert answer.status_code == line["status"], answer.text
             self.compare(json.loads(line["answer"]), answer.json(), asked["path"])
             while self.pushed:
-                on, told = self.pushed.pop()
-                self.compare(told, self.reply_to(on, told), "push")
+                socket, recorded = self.pushed.pop()
+                self.compare(recorded, self.reply_to(socket, recorded), "push")
         elif number not in self.sockets:
             spoken = [line["subprotocol"]] if line["subprotocol"] else None
             url = f"{self.client.base_url}".replace("http", "ws").rstrip("/") + (self.ours(line["path"]) or "")
@@ -59,45 +59,48 @@ class Replay:
             if number not in self.closed:  # its client did not know yet
                 self.sockets[number].send(self.ours(line["sent"]))
         elif "received" in line:
-            for told in envelopes(line["received"]):
-                if "seq" in told:  # pushed, maybe before the HTTP request that caused it was answered
-                    self.pushed.append((line["socket"], told))
+            for recorded in envelopes(line["received"]):
+                if "seq" in recorded:  # a push may come before the answer to the HTTP request that caused it
+                    self.pushed.append((line["socket"], recorded))
                 else:
-                    self.compare(told, self.reply_to(line["socket"], told), line["received"][:200])
+                    self.compare(recorded, self.reply_to(line["socket"], recorded), line["received"][:200])
         else:
             self.closed.add(number)
             self.sockets[number].close()
 
-    def reply_to(self, number: int, told: dict[str, Any]) -> dict[str, Any]:
-        """Return the message of the same address; sessions of one socket do not wait for each other."""
+    def reply_to(self, number: int, recorded: dict[str, Any]) -> dict[str, Any]:
+        """Return the message of today's server that answers the same request as a recorded one.
+
+        Those of other sessions on the socket may come before it, and are kept until they are asked for.
+        """
         early = self.early.setdefault(number, [])
-        while not (found := [one for one in early if address(one) == address(told)]):
+        while not (found := [message for message in early if address(message) == address(recorded)]):
             try:
                 early += envelopes(self.sockets[number].recv(timeout=60))
             except TimeoutError:
-                raise AssertionError(f"socket {number}: {address(told)} does not come, but {early}") from None
+                raise AssertionError(f"socket {number}: {address(recorded)} does not come, but {early}") from None
         early.remove(found[0])
         return found[0]
 
-    def compare(self, told: Any, answered: Any, where: str) -> None:
+    def compare(self, recorded: Any, answered: Any, where: str) -> None:
         """Compare; today's server may say more, such as `error_info` in the metadata of a marked turn."""
-        if isinstance(told, dict):
-            assert isinstance(answered, dict) and told.keys() <= answered.keys(), (where, told, answered)
-            more = "error_info" in json.dumps(answered) and "error_info" not in json.dumps(told)
-            for name, value in told.items():
-                if name.endswith("digest") and (more or told.get("error_kind")):
+        if isinstance(recorded, dict):
+            assert isinstance(answered, dict) and recorded.keys() <= answered.keys(), (where, recorded, answered)
+            more = "error_info" in json.dumps(answered) and "error_info" not in json.dumps(recorded)
+            for name, value in recorded.items():
+                if name.endswith("digest") and (more or recorded.get("error_kind")):
                     self.names[value] = answered[name]
                 elif name not in OF_THE_CLOCK:
                     self.compare(value, answered[name], f"{where} {name}")
-        elif isinstance(told, list):
-            assert isinstance(answered, list) and len(told) == len(answered), (where, told, answered)
-            for one, other in zip(told, answered, strict=True):
+        elif isinstance(recorded, list):
+            assert isinstance(answered, list) and len(recorded) == len(answered), (where, recorded, answered)
+            for one, other in zip(recorded, answered, strict=True):
                 self.compare(one, other, where)
-        elif isinstance(told, str) and NAME.fullmatch(told):
-            assert NAME.fullmatch(answered) and self.names.setdefault(told, answered) == answered, (where, told)
+        elif isinstance(recorded, str) and NAME.fullmatch(recorded):
+            assert NAME.fullmatch(answered) and self.names.setdefault(recorded, answered) == answered, (where, recorded)
         else:
-            expected = self.names.get(told, told) if isinstance(told, str) else told
-            assert expected == answered and type(told) is type(answered), (where, told, answered)
+            expected = self.names.get(recorded, recorded) if isinstance(recorded, str) else recorded
+            assert expected == answered and type(recorded) is type(answered), (where, recorded, answered)
             self.compared += 1
 
 
