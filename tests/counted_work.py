@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from types import CodeType, FrameType
 
+from .garbage import no_collections
+
 NOT_COUNTED: set[CodeType] = set()
 """Code of tools that look on, such as `tests.loop_watch`: neither their calls nor what they call themselves."""
 
@@ -51,16 +53,11 @@ def calls_of(function: Callable[[], object], at_most: int | None = None) -> int:
 
 def processor_s(function: Callable[[], object]) -> float:
     """Call a function and return the processor time that it took, in seconds."""
-    enabled = gc.isenabled()
     gc.collect()
-    gc.disable()  # one collection of all that a long test run holds takes longer than the call
-    try:
+    with no_collections():  # one collection of all that a long test run holds takes longer than the call
         began = time.thread_time()
         function()
         return time.thread_time() - began
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class Costs:

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from . import counted_work
+from .garbage import no_collections
 from .machine_speed import SLOWDOWN, slowdown_now
 
 LIMIT_S = 0.1 * SLOWDOWN
@@ -125,7 +126,10 @@ class LoopWatch:
         while not self._stopped.wait(LOOK_S):
             if not self._running:
                 continue
-            frames = sys._current_frames()
+            # CPython 3.11 holds a lock of its interpreter here. A collection that begins meanwhile may give up the GIL,
+            # to a thread that starts another one and waits for that lock with the GIL (gh-106883): all hangs.
+            with no_collections():
+                frames = sys._current_frames()
             for thread, places in list(self._running.items()):
                 frame = frames.get(thread)
                 if frame is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 from typing import Any
 
@@ -98,6 +99,17 @@ async def test_waiting_is_no_work(loop_watch: LoopWatch, monkeypatch: pytest.Mon
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert loop_watch.take() == []
+
+
+async def test_no_collection_begins_while_the_watch_holds_the_interpreters_lock(
+    loop_watch: LoopWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = sys._current_frames, list[bool]()
+    monkeypatch.setattr(sys, "_current_frames", lambda: seen.append(gc.isenabled()) or real())
+    asyncio.get_running_loop().call_soon(compute, LIMIT_S)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert seen and not any(seen) and gc.isenabled()
 
 
 async def test_a_garbage_collection_is_no_work_of_the_product(loop_watch: LoopWatch) -> None:

@@ -604,6 +604,20 @@ def test_a_test_that_hangs_past_its_timeout_ends_its_process_with_the_stacks(pro
     assert any("test_slow.py" in line and "in test_three" in line for line in printed)
 
 
+def test_a_test_that_ends_its_process_is_run_once_and_all_others_are_run(project: Project) -> None:
+    project.write("conftest.py", "")
+    project.write("tests/suites/suites.toml", TABLE + "timeout_s = 100.0\n")
+    project.write("tests/slow/test_early.py", SLOW)
+    ends = "import os, pathlib\n" + SLOW.replace(
+        "assert True", "pathlib.Path('.cache/ended').open('a').write('once'); os._exit(3)"
+    )
+    project.write("tests/slow/test_slow.py", ends + "@pytest.mark.slow\ndef test_four():\n    assert True\n")
+    status, printed = project.run("--tiers", "3", "--workers", "1")
+    assert status == 1 and "FAILED [slow] tests/slow/test_slow.py::test_three" in printed
+    assert printed[-1] == "2 passed, 1 failed, 0 skipped"
+    assert (project.root / ".cache/ended").read_text("utf-8") == "once"
+
+
 def test_when_the_time_is_up_suites_of_tier_3_are_ended_and_named(project: Project) -> None:
     more = TABLE + '[later]\ntier = 3\nabout = "not begun"\ncommand = ["sh", "-c", "echo begun >>.cache/begun"]\n'
     project.write("tests/suites/suites.toml", more)

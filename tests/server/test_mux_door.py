@@ -47,6 +47,7 @@ from errata_server.runtime.retention_clock import EVERY_S
 from errata_server.runtime.runtime import Runtime
 from errata_server.sessions.execution import Execution
 from errata_server.settings import Settings
+from tests.garbage import no_collections
 
 from .asgi_peer import Peer
 from .conftest import simulated, until
@@ -828,14 +829,13 @@ async def test_a_step_leaves_nothing_to_the_garbage_collector(any_thread: bool) 
             await trainer.ask(session, "step", {"n": 1})
         gc.collect()
         gc.freeze()  # what tests before this one left is none of it
-        gc.disable()
         try:
-            for _ in range(50):
-                await trainer.ask(session, "step", {"n": 1})
-            trainer.events.clear()
-            garbage = _garbage()
+            with no_collections():
+                for _ in range(50):
+                    await trainer.ask(session, "step", {"n": 1})
+                trainer.events.clear()
+                garbage = _garbage()
         finally:
-            gc.enable()
             gc.unfreeze()
         ours = [o for o in garbage if type(o).__module__.startswith("errata_server")]
         assert ours == [], f"{len(garbage)} objects, {len(ours)} of the server"

@@ -35,6 +35,7 @@ from errata_server.serve import uvicorn_protocols
 from errata_server.serve.connections import Connections
 from errata_server.serve.server import Bind, _config
 from errata_server.settings import Settings
+from tests.garbage import no_collections
 
 from .conftest import simulated, until
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -258,16 +259,13 @@ async def test_a_socket_that_is_gone_leaves_nothing_to_the_garbage_collector(
     async with serving(make_app(), door) as (host, port):
         gc.collect()
         before = alive()
-        gc.disable()
-        try:
+        with no_collections():
             for _ in range(3):
                 async with connect(f"ws://{host}:{port}/ws", subprotocols=subprotocols) as client:
                     await client.send('{"type":"reset","data":{}}')  # a multiplexed socket is closed for it
                     with contextlib.suppress(ConnectionClosedError):
                         await client.recv()
             await until(lambda: alive() == before)
-        finally:
-            gc.enable()
 
 
 class Watching:
@@ -358,8 +356,7 @@ async def test_a_refused_handshake_leaves_nothing_either(door: type[uvicorn_prot
     async with serving(make_app(), door) as address:
         gc.collect()
         before = alive()
-        gc.disable()
-        try:
+        with no_collections():
             for version in ("12", "13"):
                 reader, writer = await asyncio.open_connection(*address)
                 writer.write(
@@ -369,8 +366,6 @@ async def test_a_refused_handshake_leaves_nothing_either(door: type[uvicorn_prot
                 assert b" 4" in await asyncio.wait_for(reader.read(), 60)
                 writer.close()
             await until(lambda: alive() == before)
-        finally:
-            gc.enable()
 
 
 @pytest.mark.parametrize("door", [uvicorn_protocols.BoundedSocket, uvicorn_protocols.DetachableSocket])

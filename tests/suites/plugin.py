@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from tests.slowest_files import CPU_S
 
@@ -59,6 +62,30 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Return what gives the tests to pytest-xdist's workers."""
+    return Scheduling(config, log)
+
+
+class Scheduling(LoadFileScheduling):
+    """``--dist=loadfile`` that outlives a worker which a test ends.
+
+    pytest-xdist 3.8 gives that worker's files to the next one from the first on. One that is done has no test for it,
+    so it waits, and the run with it. The test that ended the worker is run again, too, and ends one after the other.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Remove a worker, and return the test that ended it, or None where it had done all of its tests."""
+        files = self.assigned_work[node]
+        ended_it = next((test for tests in files.values() for test, done in tests.items() if not done), None)
+        if ended_it is not None:
+            files[self._split_scope(ended_it)][ended_it] = True
+        self.assigned_work[node] = {file: tests for file, tests in files.items() if not all(tests.values())}
+        super().remove_node(node)
+        return ended_it
 
 
 @pytest.hookimpl(trylast=True)  # after directories have marked their tests
