@@ -12,6 +12,7 @@ from .environment import (
     SnapshotRef,
     default_agent_text,
 )
+from .episode_lists import EpisodeFilter, EpisodeOrder
 from .errors import CODES, CallerError, ErrataError, ServiceError, error_from_wire
 from .markers import HINT_TEMPLATE_KEYS, Detection, ErrorKind, ErrorMarkers, ErrorSite
 from .payload import canonical, digest, encode_payload, semantic_digest, splice
@@ -35,6 +36,8 @@ __all__ = [
     "Detection",
     "EnvironmentSpec",
     "EpisodeDetail",
+    "EpisodeFilter",
+    "EpisodeOrder",
     "EpisodePage",
     "EpisodeSummary",
     "ErrataError",
