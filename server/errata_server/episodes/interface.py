@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder
 from errata_protocol.replay import EpisodeDetail, EpisodePage, Kind, RewardRecord
 
 
@@ -27,12 +28,11 @@ class EpisodeReads(Protocol):
         *,
         limit: int,
         cursor: str | None,
-        environment: str | None,
-        error_kind: str | None,
-        episode_id: str | None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
         principal: str | None,
     ) -> EpisodePage:
-        """Return one page of episodes, newest first."""
+        """Return one page of episodes; raises `errata_protocol.errors.InvalidRequest` for a wrong cursor."""
         ...
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
