@@ -1,4 +1,4 @@
-"""What lists of episodes cost in a large journal: milliseconds a page, and seconds to make the index again.
+"""What lists of episodes and sums over them cost in a large journal, and how long its index takes to make again.
 
     python bench/episode_lists.py [--episodes N] [--repeats N] [--dir PATH] [--json] [--smoke]
 
@@ -57,6 +57,15 @@ LISTS: dict[str, tuple[EpisodeFilter, EpisodeOrder]] = {
     "kind that nothing has": (EpisodeFilter(error_kind="none"), EpisodeOrder()),
     "reward that nothing has": (EpisodeFilter(reward_min=99.0), EpisodeOrder()),
 }  # fmt: skip
+
+
+SUMS: dict[str, tuple[EpisodeFilter, int]] = {
+    "by day": (EpisodeFilter(), 86_400),
+    "by hour": (EpisodeFilter(), 3_600),
+    "by hour, one environment and kind": (EpisodeFilter(environment="count", error_kind="timeout"), 3_600),
+    "by hour, text in 1 of 500 tasks": (EpisodeFilter(text="DJANGO-11099"), 3_600),
+    "in one": (EpisodeFilter(), 366 * 86_400),
+}
 
 
 def ids_of(n: int) -> tuple[str, str]:
@@ -152,6 +161,13 @@ async def measure(directory: Path, episodes: int, repeats: int) -> dict[str, Any
             return listed.model_dump_json().encode()
 
         found[f"page: {name}"] = await timed(page, repeats)
+    for name, (wanted, bucket_s) in SUMS.items():
+
+        async def sums(wanted: EpisodeFilter = wanted, bucket_s: int = bucket_s) -> bytes:
+            found = await reads.aggregates(bucket_s=bucket_s, wanted=wanted, principal=OWNER)
+            return found.model_dump_json().encode()
+
+        found[f"aggregates: {name}"] = await timed(sums, repeats)
     store.close()
     journal.close()
     return found

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, page_query
-from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardPost, StateAt
+from errata_protocol.episode_lists import DAY_S, EVERY, NEWEST, EpisodeFilter, EpisodeOrder, page_query
+from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, RewardPost, StateAt
 
 from .deliveries.delivery_log import DeliveryLog
 from .deliveries.late_rewards import Reward
@@ -62,6 +62,20 @@ class Episodes:
         """
         given = {"environment": environment, "error_kind": error_kind, "episode_id": episode_id}
         return await self._door.episodes(page_query(limit, cursor, given, wanted, order))
+
+    async def aggregates(self, *, bucket_s: int = DAY_S, wanted: EpisodeFilter = EVERY) -> EpisodeAggregates:
+        """Return what the episodes of this token add up to, by the time of their creation.
+
+        Args:
+            bucket_s: Length of a bucket, seconds; at most a year.
+            wanted: What the episodes have to be.
+
+        Raises:
+            InvalidRequest: An argument is not valid, or there are too many buckets.
+            NotSupported: The server has no such route, e.g. a vanilla OpenEnv server.
+            UnknownEpisode: The server is an earlier one, which takes ``aggregates`` for an eid.
+        """
+        return await self._door.aggregates({"bucket_s": bucket_s, **wanted.parameters()})
 
     async def episode(self, eid: str) -> EpisodeDetail:
         """Return an episode and the list of its turns.

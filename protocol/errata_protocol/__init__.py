@@ -17,6 +17,8 @@ from .errors import CODES, CallerError, ErrataError, ServiceError, error_from_wi
 from .markers import HINT_TEMPLATE_KEYS, Detection, ErrorKind, ErrorMarkers, ErrorSite
 from .payload import canonical, digest, encode_payload, semantic_digest, splice
 from .replay import (
+    EpisodeAggregates,
+    EpisodeBucket,
     EpisodeDetail,
     EpisodePage,
     EpisodeSummary,
@@ -35,6 +37,8 @@ __all__ = [
     "Capabilities",
     "Detection",
     "EnvironmentSpec",
+    "EpisodeAggregates",
+    "EpisodeBucket",
     "EpisodeDetail",
     "EpisodeFilter",
     "EpisodeOrder",

@@ -1,4 +1,4 @@
-"""Lists of episodes: what they filter and sort by, and their cursors.
+"""Lists of episodes: what they filter and sort by, their cursors, and sums over them by time.
 
 Of a filter, an order and a cursor each answerer makes the same list, whether it reads a journal's index, rows in
 memory or a bundle. A cursor is the place of an episode in the order, by what its summary says, and not a number of the
@@ -11,19 +11,32 @@ import base64
 import heapq
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from .errors import InvalidRequest
-from .replay import EpisodePage
+from .replay import EpisodeAggregates, EpisodeBucket, EpisodePage
 
 Sort = Literal["created", "last", "reward", "deliveries"]
 Status = Literal["open", "closed", "lost", "expired", "done"]
 
 MAX_CURSOR = 1024
 """Longest text of a cursor, in characters."""
+
+DAY_S = 86_400
+"""Length of a bucket of aggregates where none is given, seconds."""
+
+MAX_BUCKET_S = 366 * DAY_S
+"""Longest bucket of aggregates, seconds."""
+
+MAX_BUCKETS = 1_000
+"""Most buckets of one answer."""
+
+MAX_COUNTS = 20_000
+"""Most counts of kinds and hint keys in all buckets of one answer."""
 
 _UPPER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
@@ -45,6 +58,8 @@ class Listed(Protocol):
     def reward(self) -> float: ...
     @property
     def error_kinds(self) -> dict[str, int]: ...
+    @property
+    def hint_keys(self) -> dict[str, int]: ...
     @property
     def task(self) -> str | None: ...
     @property
@@ -238,6 +253,72 @@ def merged(answerers: Sequence[Pages], order: EpisodeOrder, limit: int, cursor: 
     taken = list(islice(episodes, limit))
     more = len(taken) < sum(len(page.episodes) for page in pages) or any(page.next is not None for page in pages)
     return EpisodePage(episodes=taken, next=order.cursor(order.place(taken[-1])) if more and taken else None)
+
+
+def aggregated(episodes: Iterable[Listed], bucket_s: int) -> EpisodeAggregates:
+    """Return what episodes add up to, by the time of their creation.
+
+    Args:
+        episodes: The episodes.
+        bucket_s: Length of a bucket, seconds.
+
+    Raises:
+        InvalidRequest: As `summed`.
+    """
+    buckets: dict[int, EpisodeBucket] = {}
+    for one in episodes:
+        start = int(one.created / bucket_s) * bucket_s  # as SQLite computes it, to the last bit
+        bucket = buckets.get(start)
+        if bucket is None:
+            bucket = buckets[start] = EpisodeBucket(start=start)
+        bucket.episodes += 1
+        bucket.done += one.status == "done"
+        bucket.deliveries += one.deliveries
+        bucket.reward += one.reward
+        _add(bucket.error_kinds, one.error_kinds)
+        _add(bucket.hint_keys, one.hint_keys)
+    return summed([EpisodeAggregates(bucket_s=bucket_s, buckets=list(buckets.values()))])
+
+
+def summed(parts: Sequence[EpisodeAggregates]) -> EpisodeAggregates:
+    """Return the sum of what several answerers have, at least one; each has its own episodes.
+
+    Raises:
+        InvalidRequest: Their buckets are not equally long, or there are too many buckets or counts in them.
+    """
+    bucket_s, *others = {part.bucket_s for part in parts}
+    if others:
+        raise InvalidRequest("aggregates with buckets of different lengths cannot be summed: ask for one bucket_s")
+    buckets: dict[int, EpisodeBucket] = {}
+    for bucket in (bucket for part in parts for bucket in part.buckets):
+        sum_of = buckets.setdefault(bucket.start, EpisodeBucket(start=bucket.start))
+        sum_of.episodes += bucket.episodes
+        sum_of.done += bucket.done
+        sum_of.deliveries += bucket.deliveries
+        sum_of.reward += bucket.reward
+        _add(sum_of.error_kinds, bucket.error_kinds)
+        _add(sum_of.hint_keys, bucket.hint_keys)
+    counts = sum(len(bucket.error_kinds) + len(bucket.hint_keys) for bucket in buckets.values())
+    if len(buckets) > MAX_BUCKETS or counts > MAX_COUNTS:
+        raise InvalidRequest(
+            f"buckets of {bucket_s} s are more than {MAX_BUCKETS}, or have more than {MAX_COUNTS} counts of kinds and "
+            "hint keys: give a longer bucket_s or a narrower filter"
+        )
+    for bucket in buckets.values():
+        bucket.reward = _finite(bucket.reward)
+        bucket.error_kinds = dict(sorted(bucket.error_kinds.items()))
+        bucket.hint_keys = dict(sorted(bucket.hint_keys.items()))
+    return EpisodeAggregates(bucket_s=bucket_s, buckets=[buckets[start] for start in sorted(buckets)])
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for key, count in more.items():
+        counts[key] = counts.get(key, 0) + count
+
+
+def _finite(value: float) -> float:
+    """Return a sum as JSON can carry it: the largest double for one beyond it, 0 for infinities that cancel out."""
+    return 0.0 if math.isnan(value) else max(-sys.float_info.max, min(sys.float_info.max, value))
 
 
 def _read(cursor: str) -> tuple[str, bool, ListPlace]:

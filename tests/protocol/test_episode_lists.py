@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import sys
 
 import pytest
 
@@ -16,9 +17,11 @@ from errata_protocol.episode_lists import (
     EpisodeOrder,
     ListPlace,
     Pages,
+    aggregated,
     check_cursor,
     merged,
     page_query,
+    summed,
 )
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.replay import EpisodePage, EpisodeSummary
@@ -143,3 +146,38 @@ def test_a_query_of_the_default_order_is_as_earlier_servers_take_it() -> None:
     }  # fmt: skip
     found = page_query(5, "c", {"error_kind": "b"}, EpisodeFilter(error_kind="a"), EpisodeOrder("last", False))
     assert found == {"limit": 5, "cursor": "c", "error_kind": "b", "sort": "last", "order": "asc"}
+
+
+def test_aggregates_of_shards_sum_to_those_of_all() -> None:
+    chance = random.Random(4)
+    every = [
+        summary(
+            f"ep_{n}", created=chance.uniform(0, 500), reward=chance.choice((0.0, 0.25, 1.0)), deliveries=n % 4,
+            status=chance.choice(("done", "open")), error_kinds={chance.choice("ab"): n}, hint_keys={"k": 1},
+        )
+        for n in range(60)
+    ]  # fmt: skip
+    parts = [aggregated(every[n::4], 100) for n in range(4)]
+    whole = aggregated(every, 100)
+    assert summed(parts) == whole and summed([aggregated([], 100), *parts[::-1]]) == whole
+    assert [bucket.start for bucket in whole.buckets] == [0, 100, 200, 300, 400]
+    assert sum(bucket.episodes for bucket in whole.buckets) == 60
+    assert sum(bucket.done for bucket in whole.buckets) == sum(one.status == "done" for one in every)
+    assert sum(bucket.error_kinds.get("a", 0) for bucket in whole.buckets) == sum(
+        one.error_kinds.get("a", 0) for one in every
+    )
+    assert parts[0] == aggregated(every[0::4], 100), "a sum leaves its parts as they are"
+    with pytest.raises(InvalidRequest, match="different lengths"):
+        summed([whole, aggregated(every, 50)])
+
+
+def test_an_episode_belongs_to_the_bucket_that_it_began_in() -> None:
+    edges = [0.0, 9.999, 10.0, 1_700_000_000.0, 1_700_000_009.999999]
+    found = aggregated([summary(f"{n}", created=edge) for n, edge in enumerate(edges)], 10)
+    assert [(b.start, b.episodes) for b in found.buckets] == [(0, 2), (10, 1), (1_700_000_000, 2)]
+
+
+def test_a_sum_of_rewards_beyond_a_double_can_be_sent() -> None:
+    high, low = summary("a", reward=float("inf")), summary("b", reward=float("-inf"))
+    assert aggregated([high, high], 1).buckets[0].reward == sys.float_info.max
+    assert aggregated([high, low], 1).buckets[0].reward == 0.0

@@ -311,6 +311,25 @@ def test_a_wrong_page_of_episodes_has_a_code(web: tuple[TestClient, str], door: 
 
 
 @pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "query",
+    ["bucket_s=0", "bucket_s=-1", "bucket_s=1.5", "bucket_s=", "bucket_s=99999999", "limit=1", "status=x"],
+)
+def test_wrong_aggregates_have_a_code(web: tuple[TestClient, str], door: str, query: str) -> None:
+    answer = web[0].get(f"{door}/episodes/aggregates?{query}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "VALIDATION_ERROR") and answer.json()["message"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_aggregates_have_the_filters_of_lists(web: tuple[TestClient, str], door: str) -> None:
+    for query in NOTHING[:-1]:
+        assert web[0].get(f"{door}/episodes/aggregates?{query}").json() == {"bucket_s": 86_400, "buckets": []}
+    answer = web[0].get(f"{door}/episodes/aggregates?bucket_s=31622400&text=ep_").json()
+    (bucket,) = answer["buckets"]
+    assert bucket["episodes"] == 1 and bucket["deliveries"] == 2 and bucket["start"] % 31_622_400 == 0
+
+
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("query", NOTHING)
 def test_a_page_of_nothing_is_empty(web: tuple[TestClient, str], door: str, query: str) -> None:
     answer = web[0].get(f"{door}/episodes?{query}")

@@ -40,6 +40,7 @@ def test_the_client_lists_the_episodes_of_its_environment_page_by_page(tmp_path:
                 client.episodes(error_kind="timeout", wanted=EpisodeFilter(error_kind="path_not_found")).episodes == []
             )
             oldest = EpisodeOrder(descending=False)
+            assert first.episodes[0].hint_keys == {"fs.missing": 1}
             up = client.episodes(limit=2, order=oldest)
             assert [e.eid for e in up.episodes] == made[:2]
             assert [e.eid for e in client.episodes(order=oldest, cursor=up.next).episodes] == made[2:]
@@ -57,6 +58,11 @@ async def test_episodes_are_listed_without_a_session(tmp_path: Path) -> None:
             async with Episodes(server.url) as episodes:
                 assert [e.eid for e in (await episodes.episodes(limit=1)).episodes] == [client.eid]
                 assert (await episodes.episodes(environment="none")).episodes == []
+                (bucket,) = (await episodes.aggregates(bucket_s=10_000_000)).buckets
+                assert (bucket.episodes, bucket.deliveries, bucket.done) == (1, 1, 0)
+                assert (await episodes.aggregates(wanted=EpisodeFilter(environment="none"))).buckets == []
+                with pytest.raises(InvalidRequest, match="bucket_s"):
+                    await episodes.aggregates(bucket_s=0)
                 assert repr(episodes) == f"<Episodes of {server.url}>"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from errata_protocol.episode_lists import EpisodeFilter, EpisodeOrder, ListPlace
+from errata_protocol.episode_lists import MAX_BUCKETS, EpisodeFilter, EpisodeOrder, ListPlace
+from errata_protocol.errors import InvalidRequest
+from errata_protocol.replay import EpisodeBucket
 from errata_server.journal import (
     ALL_OWNERS,
     DeliveryRow,
@@ -47,6 +50,7 @@ class Made:
     deliveries: int = 0
     done: bool = False
     kinds: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -101,17 +105,20 @@ async def fill(journal: Journal, episodes: int = 60) -> World:
             kind = chance.choice((None, None, *KINDS))
             ends = chance.random() < 0.1
             reward, when = chance.choice((None, 0.25, 0.5, -1.0)), created + chance.randrange(5)
+            key = chance.choice((None, "fs.missing", "k"))
             payload = json.dumps({"observation": {"task_id": task} if task is not None and t == 0 else {"task_id": 9}})
             if t == 0 and task is None:
                 payload = '{"observation":{}}'
             await journal.commit(
                 delivery(one.eid, t, sid=sid, reward=reward, done=ends, error_kind=kind, created=when,
-                         payload=payload.encode())
+                         payload=payload.encode(), hint_template_key=key)
             )  # fmt: skip
             one.deliveries, one.reward, one.last = t + 1, one.reward + (reward or 0.0), max(one.last, when)
             one.done = one.done or ends
             if kind is not None:
                 one.kinds[kind] = one.kinds.get(kind, 0) + 1
+            if key is not None:
+                one.keys[key] = one.keys.get(key, 0) + 1
     for sid, status in statuses.items():
         if status != "open":
             await journal.commit(SessionChange(sid, status=status))  # type: ignore[arg-type]
@@ -126,6 +133,12 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     journal = ALL[request.param](tmp_path)
     yield await fill(journal)
     journal.close()
+
+
+@pytest.fixture
+def journal_in_tmp(tmp_path: Path) -> Callable[[str], Journal]:
+    """Opens a store by name, in a directory of its own."""
+    return lambda store: ALL[store](tmp_path / str(list(ALL).index(store)))
 
 
 Wanted = tuple[EpisodeFilter, Callable[[Made, str], bool]]
@@ -187,9 +200,64 @@ async def test_what_a_list_says_of_an_episode_is_what_was_delivered(world: World
         one = listed[made.eid]
         assert (one.task, one.status, one.last) == (made.task, world.status(made), made.last)
         assert (one.reward, one.deliveries, one.error_kinds) == (made.reward, made.deliveries, made.kinds)
-        assert list(one.error_kinds) == sorted(one.error_kinds)
+        assert one.hint_keys == made.keys
+        assert list(one.error_kinds) == sorted(one.error_kinds) and list(one.hint_keys) == sorted(one.hint_keys)
         assert world.journal.episode_stats(made.eid) == one
     assert world.journal.episode_stats("ep_none") is None
+
+
+@pytest.mark.parametrize("bucket_s", [1, 7, 86_400])
+async def test_aggregates_are_the_sums_of_what_a_list_has(world: World, bucket_s: int) -> None:
+    buckets = 0
+    for name, (wanted, is_wanted) in FILTERED.items():
+        for owner in (None, "alice", ALL_OWNERS):
+            expected: dict[int, EpisodeBucket] = {}
+            for one in world.made:
+                if owner not in (one.owner, ALL_OWNERS) or not is_wanted(one, world.status(one)):
+                    continue
+                start = int(one.created) // bucket_s * bucket_s
+                bucket = expected.setdefault(start, EpisodeBucket(start=start))
+                bucket.episodes, bucket.done = bucket.episodes + 1, bucket.done + one.done
+                bucket.deliveries, bucket.reward = bucket.deliveries + one.deliveries, bucket.reward + one.reward
+                for counts, more in ((bucket.error_kinds, one.kinds), (bucket.hint_keys, one.keys)):
+                    for key, count in more.items():
+                        counts[key] = counts.get(key, 0) + count
+            found = world.journal.aggregates(bucket_s=bucket_s, wanted=wanted, principal=owner)
+            assert found.bucket_s == bucket_s
+            assert found.buckets == [expected[start] for start in sorted(expected)], (name, owner)
+            buckets += len(expected)
+    assert buckets > 30
+
+
+async def test_too_many_buckets_are_refused_by_every_store(
+    journal_in_tmp: Callable[[str], Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for store in ALL:
+        journal = journal_in_tmp(store)
+        await journal.commit(session(), *(episode(f"e{n}", created=float(n)) for n in range(MAX_BUCKETS)))
+        assert len(journal.aggregates(bucket_s=1, principal=None).buckets) == MAX_BUCKETS
+        await journal.commit(episode("more", created=float(MAX_BUCKETS)))
+        with pytest.raises(InvalidRequest, match="longer bucket_s"):
+            journal.aggregates(bucket_s=1, principal=None)
+        assert journal.aggregates(bucket_s=2, principal=None).buckets[-1].episodes == 1
+        many = delivery("e0", 0, error_kind="x", hint_template_key="y")
+        await journal.commit(many)
+        monkeypatch.setattr("errata_protocol.episode_lists.MAX_COUNTS", 1)
+        with pytest.raises(InvalidRequest, match="more than 1 counts"):
+            journal.aggregates(bucket_s=2, principal=None)
+        monkeypatch.undo()
+        journal.close()
+
+
+async def test_sums_beyond_a_double_are_its_largest(journal_in_tmp: Callable[[str], Journal]) -> None:
+    for store in ALL:
+        journal = journal_in_tmp(store)
+        await journal.commit(session(), episode("e1"), episode("e2"), episode("e3", created=100.0))
+        await journal.commit(delivery("e1", 0, reward=1.5e308), delivery("e2", 0, reward=1.5e308))
+        await journal.commit(delivery("e3", 0, reward=-1.5e308))
+        first, second = journal.aggregates(bucket_s=50, principal=None).buckets
+        assert (first.reward, second.reward) == (sys.float_info.max, -1.5e308), store
+        journal.close()
 
 
 async def test_pages_go_on_from_where_they_were_while_episodes_are_added(world: World) -> None:

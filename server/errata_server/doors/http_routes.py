@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 
-from errata_protocol.episode_lists import MAX_CURSOR, EpisodeFilter, EpisodeOrder, Sort, Status
+from errata_protocol.episode_lists import DAY_S, MAX_BUCKET_S, MAX_CURSOR, EpisodeFilter, EpisodeOrder, Sort, Status
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable
 from errata_protocol.json_text import ValueCounter
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
@@ -153,7 +153,16 @@ def register_reads(app: FastAPI, reads: EpisodeReads, store: Store | None = None
             order=EpisodeOrder(sort, order == "desc"),
             principal=await owner(request),
         )
-        return _json(page.model_dump(mode="json"))
+        return await _json_of(page)
+
+    @app.get("/episodes/aggregates", **_EPISODES)  # before an eid of this name
+    async def get_aggregates(
+        request: Request,
+        bucket_s: int = Query(default=DAY_S, ge=1, le=MAX_BUCKET_S),
+        wanted: EpisodeFilter = _WANTED,
+    ) -> Response:
+        found = await reads.aggregates(bucket_s=bucket_s, wanted=wanted, principal=await owner(request))
+        return await _json_of(found)
 
     @app.get("/episodes/{eid}", **_EPISODES)
     async def get_episode(request: Request, eid: str) -> Response:
@@ -389,6 +398,12 @@ def _list(records: Sequence[BaseModel], before: bytes = b"", after: bytes = b"")
         yield b"]" + after
 
     return StreamingResponse(parts(), media_type="application/json")
+
+
+async def _json_of(answer: BaseModel) -> Response:
+    """Answer with a message that may be long, written on a thread."""
+    text = await asyncio.to_thread(lambda: error_json(answer.model_dump(mode="json")))
+    return Response(text, media_type="application/json")
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

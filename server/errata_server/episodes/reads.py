@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder
 from errata_protocol.errors import NoReset
-from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardRecord, TurnRecord
+from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, RewardRecord, TurnRecord
 
 from ..journal.base import DeliveryRow, EpisodeStats, Journal, TurnRow
 from ..runtime.rewards import reward_record
@@ -85,6 +85,18 @@ class JournalReads:
 
         return await self._store.scan(read)
 
+    async def aggregates(
+        self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None
+    ) -> EpisodeAggregates:
+        """Return what episodes add up to, by the time of their creation.
+
+        Raises:
+            InvalidRequest: There are too many buckets or counts.
+        """
+        return await self._store.scan(
+            lambda journal: journal.aggregates(bucket_s=bucket_s, wanted=wanted, principal=principal)
+        )
+
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
         """Return an episode and its turns.
 
@@ -98,12 +110,14 @@ class JournalReads:
 
 def _detail(stats: EpisodeStats, turns: Sequence[TurnRow]) -> EpisodeDetail:
     kinds = Counter(turn.error_kind for turn in turns if turn.error_kind is not None)
+    keys = Counter(turn.hint_template_key for turn in turns if turn.hint_template_key is not None)
     shown = replace(  # what these turns add up to: others may have come since
         stats,
         deliveries=len(turns),
         reward=sum(t.reward or 0.0 for t in turns),
         done=any(t.done for t in turns),
         error_kinds=dict(sorted(kinds.items())),
+        hint_keys=dict(sorted(keys.items())),
     )
     return EpisodeDetail(
         **dict(summary_of(shown)),

@@ -24,6 +24,7 @@ def summary_of(stats: EpisodeStats) -> EpisodeSummary:
         task=stats.task,
         status=stats.status,
         last=stats.last,
+        hint_keys=stats.hint_keys,
     )
 
 

@@ -22,7 +22,7 @@ from errata_protocol.environment import SnapshotRef
 from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace, Status
 from errata_protocol.errors import ErrataError, JournalUnavailable
 from errata_protocol.payload import semantic_sha256
-from errata_protocol.replay import Kind, Origin
+from errata_protocol.replay import EpisodeAggregates, Kind, Origin
 
 SessionStatus = Literal["open", "closed", "lost", "expired"]
 RecordKind = Literal["reset", "step", "mcp", "fork", "close"]
@@ -399,6 +399,19 @@ class Reads(ABC):
             wanted: What the episodes have to be.
             order: What they are sorted by.
             principal: Only of this owner; None means those made with auth off, and `ALL_OWNERS` all.
+        """
+
+    @abstractmethod
+    def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
+        """Return what episodes add up to, by the time of their creation.
+
+        Args:
+            bucket_s: Length of a bucket, seconds.
+            wanted: What the episodes have to be.
+            principal: As for `episodes`.
+
+        Raises:
+            errata_protocol.errors.InvalidRequest: There are too many buckets or counts.
         """
 
     @abstractmethod

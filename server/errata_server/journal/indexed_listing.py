@@ -11,7 +11,17 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from errata_protocol.episode_lists import EpisodeFilter, EpisodeOrder, ListPlace, folded
+from errata_protocol.episode_lists import (
+    MAX_BUCKETS,
+    MAX_COUNTS,
+    EpisodeFilter,
+    EpisodeOrder,
+    ListPlace,
+    aggregated,
+    folded,
+    summed,
+)
+from errata_protocol.replay import EpisodeAggregates, EpisodeBucket
 
 from . import columns
 from .base import ALL_OWNERS, EpisodeRow, EpisodeStats, SessionStatus, is_owned
@@ -28,6 +38,22 @@ _STATS = (
 )
 _JOINED = "JOIN totals t ON t.episode = e.n LEFT JOIN sessions s ON s.n = e.session"
 _SORTED = {"created": "e.created", "last": "t.last", "reward": "t.reward", "deliveries": "t.deliveries"}
+_AGGREGATES = """
+WITH m AS MATERIALIZED (
+  SELECT CAST(e.created / ? AS INTEGER) AS at, t.deliveries, t.reward, t.done, t.error_kinds, t.hint_keys
+  FROM {tables} WHERE {where}
+)
+SELECT
+  (SELECT json_group_array(json_array(at, n, done, deliveries, printf('%!.17g', reward))) FROM (
+    SELECT at, count(*) AS n, sum(done) AS done, sum(deliveries) AS deliveries, sum(reward) AS reward
+    FROM m GROUP BY at LIMIT ?)),
+  (SELECT json_group_array(json_array(at, key, n)) FROM (
+    SELECT at, j.key AS key, sum(j.value) AS n FROM m, json_each(m.error_kinds) j
+    WHERE m.error_kinds IS NOT NULL GROUP BY at, j.key LIMIT ?)),
+  (SELECT json_group_array(json_array(at, key, n)) FROM (
+    SELECT at, j.key AS key, sum(j.value) AS n FROM m, json_each(m.hint_keys) j
+    WHERE m.hint_keys IS NOT NULL GROUP BY at, j.key LIMIT ?))
+"""
 _STATUSES = ("open", "lost", "expired")
 """Statuses of sessions other than closed, which is also what counts where the session is not known."""
 
@@ -65,6 +91,30 @@ class IndexedListing:
                 found[one.eid] = one
         page = order.first(found.values(), limit + 1)
         return page[:limit], order.place(page[limit - 1]) if len(page) > limit else None
+
+    def aggregates(self, bucket_s: int, wanted: EpisodeFilter, principal: str | None) -> EpisodeAggregates:
+        """Return sums; see `errata_server.journal.base.Reads.aggregates`."""
+        waiting = _Waiting(self._live)
+        found = (one for one in self._in_memory(waiting) if is_owned(one.row.principal, principal))
+        newer = aggregated((one for one in found if wanted.matches(one)), bucket_s)
+        query = _Query(wanted, principal, waiting)
+        sql = _AGGREGATES.format(tables=query.tables, where=query.where)
+        limits = (MAX_BUCKETS + 1, MAX_COUNTS + 1, MAX_COUNTS + 1)  # one too many is refused below
+        rows = self._rows(sql, (bucket_s, *query.values, *limits))
+        buckets: dict[int, EpisodeBucket] = {}
+        for texts in rows:
+            sums, kinds, keys = map(json.loads, texts)
+            for at, episodes, done, deliveries, reward in sums:
+                buckets[at] = EpisodeBucket(
+                    start=at * bucket_s, episodes=episodes, done=done, deliveries=deliveries, reward=float(reward)
+                )
+            for at, kind, turns in kinds:
+                if at in buckets:  # else there are too many
+                    buckets[at].error_kinds[kind] = turns
+            for at, key, turns in keys:
+                if at in buckets:
+                    buckets[at].hint_keys[key] = turns
+        return summed([newer, EpisodeAggregates(bucket_s=bucket_s, buckets=list(buckets.values()))])
 
     def _in_memory(self, waiting: _Waiting) -> Iterator[EpisodeStats]:
         """Yield the episodes of which something waits."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace
+from errata_protocol.replay import EpisodeAggregates
 
 from . import columns
 from .base import (
@@ -196,6 +197,9 @@ class IndexedReads(Reads):
         principal: str | None,
     ) -> tuple[list[EpisodeStats], ListPlace | None]:
         return self._listing.page(limit=limit, after=after, wanted=wanted, order=order, principal=principal)
+
+    def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
+        return self._listing.aggregates(bucket_s, wanted, principal)
 
     def episode_stats(self, eid: str) -> EpisodeStats | None:
         row, totals = self.episode(eid), self._standing.episode(eid)

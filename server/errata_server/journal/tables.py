@@ -11,7 +11,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from msgspec.structs import replace
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace, aggregated
+from errata_protocol.replay import EpisodeAggregates
 
 from .base import (
     DeliveryRow,
@@ -248,6 +249,9 @@ class Tables(Journal):
         )  # fmt: skip
         page = order.first(found, limit + 1)
         return page[:limit], order.place(page[limit - 1]) if len(page) > limit else None
+
+    def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
+        return aggregated((one for one in self._all_stats(principal) if wanted.matches(one)), bucket_s)
 
     @_locked
     def episode_stats(self, eid: str) -> EpisodeStats | None:

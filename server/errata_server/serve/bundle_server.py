@@ -25,11 +25,11 @@ from errata_protocol.bundle import (
     parse_line,
 )
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace, aggregated
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, NotSupported, UnknownEpisode
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
-from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardRecord
+from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, RewardRecord
 
 from ..doors import http_routes
 from ..doors.auth import guard
@@ -111,6 +111,17 @@ class Archive:
         page = order.first(found, limit + 1)
         following = order.cursor(order.place(page[limit - 1])) if len(page) > limit else None
         return EpisodePage(episodes=page[:limit], next=following)
+
+    async def aggregates(
+        self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None
+    ) -> EpisodeAggregates:
+        """Return what episodes add up to, by the time of their creation.
+
+        Raises:
+            InvalidRequest: There are too many buckets or counts.
+        """
+        found = (one for one in self._summaries if wanted.matches(one))
+        return await asyncio.to_thread(aggregated, found, bucket_s)
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
         """Return an episode with its turns.
