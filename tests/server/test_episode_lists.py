@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import random
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -340,6 +343,38 @@ async def test_a_page_of_the_index_is_one_query(tmp_path: Path, monkeypatch: pyt
     assert len(journal.episodes(limit=50, wanted=EpisodeFilter(status="open"), principal=ALL_OWNERS)[0]) > 10
     assert len(asked) == 1
     journal.close()
+
+
+async def test_a_list_has_what_was_committed_once_while_batches_leave_for_the_index(tmp_path: Path) -> None:
+    journal = IndexedJournal(tmp_path, batch_rows=10)
+    await journal.commit(session())
+    committed, ended, wrong = [0], threading.Event(), list[BaseException]()
+
+    def read() -> None:
+        try:
+            for name in itertools.cycle(("reward", "created")):
+                known, done = committed[0], ended.is_set()
+                page, _ = journal.episodes(limit=999, order=EpisodeOrder(name), principal=None)  # type: ignore[arg-type]
+                found = [one.eid for one in page]
+                assert len(set(found)) == len(found) and set(found) >= {f"e{n}" for n in range(known)}
+                assert all(one.deliveries == 1 for one in page if int(one.eid[1:]) < known)
+                (bucket,) = journal.aggregates(bucket_s=9, principal=None).buckets or [EpisodeBucket(start=0)]
+                assert bucket.episodes >= known and bucket.deliveries >= known
+                if done:
+                    assert bucket.episodes == bucket.deliveries == len(found) == known
+                    return
+        except BaseException as error:
+            wrong.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for n in range(300):
+        await journal.commit(episode(f"e{n}"), delivery(f"e{n}", 0, id=n + 1))
+        committed[0] = n + 1
+    ended.set()
+    await asyncio.to_thread(reader.join)
+    journal.close()
+    assert not wrong, wrong
 
 
 async def test_a_list_in_memory_goes_on_while_rows_are_added() -> None:
