@@ -310,6 +310,29 @@ async def test_a_session_that_ends_while_the_index_has_it_open_is_listed_as_ende
     journal.close()
 
 
+async def test_what_the_index_has_of_an_episode_with_newer_rows_is_not_listed(tmp_path: Path) -> None:
+    journal = IndexedJournal(tmp_path, background=False)
+    await journal.commit(session(), episode("e1"), delivery("e1", 0), episode("e2"), delivery("e2", 0))
+    journal._bring_up()
+    looked = ReadOnlyJournal(tmp_path)
+    await journal.commit(delivery("e1", 1, reward=1.0, done=True, error_kind="timeout"))
+
+    def listed(of: Journal, **wanted: Any) -> list[str]:
+        return [one.eid for one in of.episodes(limit=9, wanted=EpisodeFilter(**wanted), principal=None)[0]]
+
+    for of in (journal, looked):
+        assert listed(of, reward_max=0.6) == ["e2"] == listed(of, status="open") and listed(of, status="done") == ["e1"]
+        (bucket,) = of.aggregates(bucket_s=10, principal=None).buckets
+        assert (bucket.episodes, bucket.deliveries, bucket.reward, bucket.error_kinds) == (2, 3, 2.0, {"timeout": 1})
+    journal.delete_episode("e1")
+    for of in (journal, looked):
+        assert listed(of) == ["e2"] and of.episode_stats("e1") is None
+        (bucket,) = of.aggregates(bucket_s=10, principal=None).buckets
+        assert (bucket.episodes, bucket.deliveries) == (1, 1)
+    looked.close()
+    journal.close()
+
+
 async def test_a_fork_has_the_task_of_its_parent_that_memory_has_forgotten(tmp_path: Path) -> None:
     journal = IndexedJournal(tmp_path, background=False, batch_rows=1)
     first = delivery("e1", 0, payload=b'{"observation":{"task":"mend it"}}')
