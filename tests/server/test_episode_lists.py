@@ -329,6 +329,9 @@ async def test_what_the_index_has_of_an_episode_with_newer_rows_is_not_listed(tm
         assert listed(of) == ["e2"] and of.episode_stats("e1") is None
         (bucket,) = of.aggregates(bucket_s=10, principal=None).buckets
         assert (bucket.episodes, bucket.deliveries) == (1, 1)
+    journal.delete_episode("e2")  # of which no row waits
+    for of in (journal, looked):
+        assert listed(of) == [] and of.aggregates(bucket_s=10, principal=None).buckets == []
     looked.close()
     journal.close()
 
