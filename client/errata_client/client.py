@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from errata_protocol.capabilities import Capabilities
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, page_query
 from errata_protocol.errors import (
     InvalidRequest,
     NoReset,
@@ -270,14 +271,18 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         cursor: str | None = None,
         error_kind: str | None = None,
         episode_id: str | None = None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
     ) -> EpisodePage:
-        """Return one page of the episodes of this environment and token, newest first. It needs no session.
+        """Return one page of the episodes of this environment and token. It needs no session.
 
         Args:
             limit: Most episodes of the page, 1 to 500.
             cursor: ``next`` of the page before; None for the first page.
             error_kind: Only episodes with a turn that is marked with this kind.
             episode_id: Only episodes with this alias, which the client chose.
+            wanted: What else the episodes have to be; where an argument is given, too, that one counts.
+            order: What the list is sorted by. Each of its pages needs the same one.
 
         Raises:
             InvalidRequest: An argument is not valid.
@@ -290,8 +295,8 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         environment = (
             found.environment if (found := self._door.capabilities or self._capabilities) is not None else None
         )
-        query = {"limit": limit, "cursor": cursor, "environment": environment}
-        return await self._http().episodes({**query, "error_kind": error_kind, "episode_id": episode_id})
+        given = {"environment": environment, "error_kind": error_kind, "episode_id": episode_id}
+        return await self._http().episodes(page_query(limit, cursor, given, wanted, order))
 
     def __repr__(self) -> str:
         at = f"eid={self.eid!r}, t={self.t}" if self.eid is not None else "no episode"

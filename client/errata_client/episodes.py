@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardPost, StateAt
+from errata_protocol.episode_lists import DAY_S, EVERY, NEWEST, EpisodeFilter, EpisodeOrder, page_query
+from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, RewardPost, StateAt
 
 from .deliveries.delivery_log import DeliveryLog
 from .deliveries.late_rewards import Reward
@@ -41,8 +42,10 @@ class Episodes:
         environment: str | None = None,
         error_kind: str | None = None,
         episode_id: str | None = None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
     ) -> EpisodePage:
-        """Return one page of the episodes of this token, newest first.
+        """Return one page of the episodes of this token.
 
         Args:
             limit: Most episodes of the page, 1 to 500.
@@ -50,20 +53,29 @@ class Episodes:
             environment: Only episodes of this environment.
             error_kind: Only episodes with a turn that is marked with this kind.
             episode_id: Only episodes with this alias, which the client chose.
+            wanted: What else the episodes have to be; where an argument is given, too, that one counts.
+            order: What the list is sorted by. Each of its pages needs the same one.
 
         Raises:
             InvalidRequest: An argument is not valid.
             NotSupported: The server has no journal, e.g. a vanilla OpenEnv server.
         """
-        return await self._door.episodes(
-            {
-                "limit": limit,
-                "cursor": cursor,
-                "environment": environment,
-                "error_kind": error_kind,
-                "episode_id": episode_id,
-            }
-        )
+        given = {"environment": environment, "error_kind": error_kind, "episode_id": episode_id}
+        return await self._door.episodes(page_query(limit, cursor, given, wanted, order))
+
+    async def aggregates(self, *, bucket_s: int = DAY_S, wanted: EpisodeFilter = EVERY) -> EpisodeAggregates:
+        """Return what the episodes of this token add up to, by the time of their creation.
+
+        Args:
+            bucket_s: Length of a bucket, seconds; at most a year.
+            wanted: What the episodes have to be.
+
+        Raises:
+            InvalidRequest: An argument is not valid, or there are too many buckets.
+            NotSupported: The server has no such route, e.g. a vanilla OpenEnv server.
+            UnknownEpisode: The server is an earlier one, which takes ``aggregates`` for an eid.
+        """
+        return await self._door.aggregates({"bucket_s": bucket_s, **wanted.parameters()})
 
     async def episode(self, eid: str) -> EpisodeDetail:
         """Return an episode and the list of its turns.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from openenv.core.sync_client import SyncEnvClient
 
 from errata_protocol.capabilities import Capabilities
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder
 from errata_protocol.replay import EpisodePage, StateAt
 
 from .connections import background
@@ -109,10 +110,14 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
         cursor: str | None = None,
         error_kind: str | None = None,
         episode_id: str | None = None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
     ) -> EpisodePage:
         """Return one page of the episodes of this environment and token. See `ErrataClient.episodes`."""
         page: EpisodePage = self._run(
-            self._async.episodes(limit=limit, cursor=cursor, error_kind=error_kind, episode_id=episode_id)
+            self._async.episodes(
+                limit=limit, cursor=cursor, error_kind=error_kind, episode_id=episode_id, wanted=wanted, order=order
+            )
         )
         return page
 

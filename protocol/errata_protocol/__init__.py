@@ -12,10 +12,13 @@ from .environment import (
     SnapshotRef,
     default_agent_text,
 )
+from .episode_lists import EpisodeFilter, EpisodeOrder
 from .errors import CODES, CallerError, ErrataError, ServiceError, error_from_wire
 from .markers import HINT_TEMPLATE_KEYS, Detection, ErrorKind, ErrorMarkers, ErrorSite
 from .payload import canonical, digest, encode_payload, semantic_digest, splice
 from .replay import (
+    EpisodeAggregates,
+    EpisodeBucket,
     EpisodeDetail,
     EpisodePage,
     EpisodeSummary,
@@ -34,7 +37,11 @@ __all__ = [
     "Capabilities",
     "Detection",
     "EnvironmentSpec",
+    "EpisodeAggregates",
+    "EpisodeBucket",
     "EpisodeDetail",
+    "EpisodeFilter",
+    "EpisodeOrder",
     "EpisodePage",
     "EpisodeSummary",
     "ErrataError",

@@ -17,6 +17,7 @@ import base64
 import hashlib
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -345,10 +346,8 @@ class BundledEpisode:
         return EpisodeDetail(**self._summary(), turns=self.turns, agent_text_version=self.record.agent_text_version)
 
     def _summary(self) -> dict[str, Any]:
-        kinds: dict[str, int] = {}
-        for turn in self.turns:
-            if turn.error_kind is not None:
-                kinds[turn.error_kind] = kinds.get(turn.error_kind, 0) + 1
+        kinds = Counter(turn.error_kind for turn in self.turns if turn.error_kind is not None)
+        keys = Counter(turn.hint_template_key for turn in self.turns if turn.hint_template_key is not None)
         return {
             **self.record.model_dump(include={"eid", "episode_id", "environment", "session", "created"}),
             "origin": self.record.origin,
@@ -359,6 +358,7 @@ class BundledEpisode:
             "task": self.task,
             "status": "done" if any(turn.done for turn in self.turns) else self.record.status,
             "last": self.last,
+            "hint_keys": dict(sorted(keys.items())),
         }
 
 

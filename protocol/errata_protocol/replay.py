@@ -150,6 +150,7 @@ class EpisodeSummary(BaseModel):
         task: Task that its first observation names, or the arguments of its reset; None if neither does.
         status: ``done``, or the status of its session: ``open``, ``closed``, ``lost`` or ``expired``.
         last: Time of its newest delivery, seconds since the epoch.
+        hint_keys: Turns by the key of their hint's template.
     """
 
     eid: str
@@ -165,6 +166,7 @@ class EpisodeSummary(BaseModel):
     task: str | None = None
     status: str | None = None
     last: float | None = None
+    hint_keys: dict[str, int] = Field(default_factory=dict)
 
 
 class EpisodeDetail(EpisodeSummary):
@@ -196,6 +198,35 @@ class EpisodePage(BaseModel):
 
     episodes: list[EpisodeSummary]
     next: str | None = None
+
+
+class EpisodeBucket(BaseModel):
+    """What the episodes add up to that began in one span of time.
+
+    Attributes:
+        start: Its beginning, seconds since the epoch: a multiple of its length.
+        episodes: How many began in it.
+        done: How many of them ended.
+        deliveries: Sum of their deliveries.
+        reward: Sum of their rewards; the mean is this by ``episodes``.
+        error_kinds: Marked turns by kind.
+        hint_keys: Turns by the key of their hint's template.
+    """
+
+    start: int
+    episodes: int = 0
+    done: int = 0
+    deliveries: int = 0
+    reward: float = 0.0
+    error_kinds: dict[str, int] = Field(default_factory=dict)
+    hint_keys: dict[str, int] = Field(default_factory=dict)
+
+
+class EpisodeAggregates(BaseModel):
+    """``GET /episodes/aggregates``: spans in which episodes began, earliest first, each of ``bucket_s`` seconds."""
+
+    bucket_s: int
+    buckets: list[EpisodeBucket]
 
 
 def episode_path(eid: str) -> str:

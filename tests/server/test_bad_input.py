@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import random
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from openenv.core.env_server.types import Action
 from pydantic import field_validator
 from websockets.asyncio.client import connect as connect_websocket
 
+from errata_protocol.episode_lists import EpisodeOrder, ListPlace
 from errata_server.app import create_fastapi_app
 from errata_server.doors.input_errors import MAX_ERRORS
 from errata_server.process import ServerProcess
@@ -272,13 +274,35 @@ def web() -> Iterator[tuple[TestClient, str]]:
         yield client, eid
 
 
+NUMBERS = ("reward_min", "reward_max", "created_from", "created_before", "last_from", "last_before")
+NOTHING = [
+    *("environment=%00", "error_kind=%ff%fe", "task=%00", "text=%00", "text=%25", "text=%f0%9f%98%80", "status=lost"),
+    *(f"reward_min=1e308&{name}=0" for name in NUMBERS[1:]),
+    f"cursor={EpisodeOrder().cursor(ListPlace(float('-inf'), ''))}",
+]
+
+
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
     "query",
     [
         *("limit=" + text for text in ("0", "-1", "501", "1e9", "NaN", "9" * 5000, "%00", "%D9%A3", "", "1&limit=-1")),
         "x=1",
-        *("cursor=" + text for text in ("-1", "%D9%A3", "1%0a", "", "9" * 30, "%00", "1%20", "%EF%BC%91")),
+        *("cursor=" + text for text in ("-1", "%D9%A3", "1%0a", "", "9" * 30, "%00", "1%20", "%EF%BC%91", "9" * 5000)),
+        *(
+            "cursor=" + urlsafe_b64encode(text.encode()).decode().rstrip("=")
+            for text in (
+                *("", "1", "[]", "null", "[" * 700, '["created",true,1.0]', '["created",true,NaN,"e"]'),
+                *('["created",true,"1","e"]', '["created",true,true,"e"]', '["created",1,1.0,"e"]'),
+                *('["name",true,1.0,"e"]', '["created",true,1.0,7]', '["created",false,1.0,"e"]'),
+                *('["reward",true,1.0,"e"]', f'["created",true,{"9" * 400},"e"]'),
+            )
+        ),
+        *("sort=" + text for text in ("", "eid", "created,last")),
+        *("order=" + text for text in ("", "down", "DESC")),
+        *("status=" + text for text in ("", "running", "OPEN")),
+        *(f"{name}={text}" for name in NUMBERS for text in ("", "x", "nan", "inf", "-inf", "1e999", "1,5", "0x1")),
+        *("text=" + text for text in ("", "x" * 257)),
     ],
 )
 def test_a_wrong_page_of_episodes_has_a_code(web: tuple[TestClient, str], door: str, query: str) -> None:
@@ -287,10 +311,44 @@ def test_a_wrong_page_of_episodes_has_a_code(web: tuple[TestClient, str], door: 
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("query", ["environment=%00", "error_kind=%ff%fe", "cursor=999999999999999999"])
-def test_a_page_of_nothing_is_empty_or_whole(web: tuple[TestClient, str], door: str, query: str) -> None:
+@pytest.mark.parametrize(
+    "query",
+    ["bucket_s=0", "bucket_s=-1", "bucket_s=1.5", "bucket_s=", "bucket_s=99999999", "limit=1", "status=x"],
+)
+def test_wrong_aggregates_have_a_code(web: tuple[TestClient, str], door: str, query: str) -> None:
+    answer = web[0].get(f"{door}/episodes/aggregates?{query}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "VALIDATION_ERROR") and answer.json()["message"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_aggregates_have_the_filters_of_lists(web: tuple[TestClient, str], door: str) -> None:
+    for query in NOTHING[:-1]:
+        assert web[0].get(f"{door}/episodes/aggregates?{query}").json() == {"bucket_s": 86_400, "buckets": []}
+    answer = web[0].get(f"{door}/episodes/aggregates?bucket_s=31622400&text=ep_").json()
+    (bucket,) = answer["buckets"]
+    assert bucket["episodes"] == 1 and bucket["deliveries"] == 2 and bucket["start"] % 31_622_400 == 0
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("query", NOTHING)
+def test_a_page_of_nothing_is_empty(web: tuple[TestClient, str], door: str, query: str) -> None:
     answer = web[0].get(f"{door}/episodes?{query}")
-    assert answer.status_code == 200 and len(answer.json()["episodes"]) == (not query.startswith(("env", "err")))
+    assert answer.status_code == 200 and answer.json() == {"episodes": [], "next": None}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"cursor={EpisodeOrder().cursor(ListPlace(1e300, chr(0x10FFFF)))}",
+        f"sort=reward&order=asc&cursor={EpisodeOrder('reward', False).cursor(ListPlace(float('-inf'), ''))}",
+        *("reward_min=-1e308", "reward_max=1e308", "created_from=-1", "last_before=1e308", "sort=last&order=asc"),
+        *("text=EP_", "created_before=99999999999"),
+    ],
+)
+def test_a_page_of_all_is_whole(web: tuple[TestClient, str], door: str, query: str) -> None:
+    answer = web[0].get(f"{door}/episodes?{query}")
+    assert answer.status_code == 200 and [e["eid"] for e in answer.json()["episodes"]] == [web[1]]
 
 
 @pytest.mark.parametrize("door", DOORS)

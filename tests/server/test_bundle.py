@@ -361,6 +361,9 @@ def test_an_archive_answers_as_the_live_server_did(exported: tuple[Path, str, st
     )
     paths = [
         *("/episodes", "/episodes?limit=1", "/episodes?error_kind=nonzero_exit", "/episodes?environment=none"),
+        *("/episodes?sort=created&order=asc", "/episodes?sort=deliveries", "/episodes?sort=last", "/episodes?order=x"),
+        *("/episodes/aggregates", "/episodes/aggregates?bucket_s=1", "/episodes/aggregates?error_kind=nonzero_exit"),
+        *("/episodes?text=EP_", "/episodes?status=closed", "/episodes?reward_min=1", "/episodes?created_before=1"),
         *("/episodes?episode_id=mine", "/episodes?limit=0", "/episodes?cursor=x", "/episodes/none"),
     ]
     for one in (eid, child):

@@ -30,7 +30,7 @@ def client() -> Any:
 @pytest.mark.parametrize(
     ("method", "path", "takes"),
     [
-        ("GET", "/episodes?reward=1", "limit, cursor, environment, error_kind, episode_id"),
+        ("GET", "/episodes?reward=1", "limit, cursor, sort, order, environment, task, status, error_kind"),
         ("GET", "/episodes?limit=2&Limit=3", "limit, cursor"),
         ("GET", "/episodes/{eid}?limit=2", "no parameters"),
         ("GET", "/episodes/{eid}/states/0?raw=1", "no parameters"),

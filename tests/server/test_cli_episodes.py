@@ -262,8 +262,25 @@ def test_the_pages_of_several_journals_have_each_episode_once(limit: str, data_h
             break
         cursor = ["--cursor", page["next"]]
     assert found == made[::-1]
-    assert "of another list" in run("episodes", "--cursor", "s.s").stderr
+    by_reward = json.loads(printed("episodes", "--json", "--limit", limit, "--sort", "reward"))["next"]
+    assert "of another list" in run("episodes", "--cursor", by_reward).stderr
+    assert run("episodes", "--cursor", "s.s").status == 2
     assert run("episodes", "--cursor", "x").status == 2
+
+
+def test_a_list_is_filtered_and_sorted_over_all_journals(data_home: Path) -> None:
+    made = [play(data_home / name, *["ls"] * turns) for name, turns in (("b", 3), ("c", 1), ("b", 2))]
+
+    def listed(*options: str) -> list[str]:
+        return [e["eid"] for e in json.loads(printed("episodes", "--json", *options))["episodes"]]
+
+    assert listed("--sort", "deliveries") == [made[0], made[2], made[1]]
+    assert listed("--sort", "deliveries", "--order", "asc") == [made[1], made[2], made[0]]
+    assert listed("--text", made[2].upper()) == [made[2]] and listed("--task", "none") == []
+    assert listed("--created-from", "1h") == made[::-1] and listed("--created-before", "2026-05-01") == []
+    assert listed("--status", "lost") == [] == listed("--reward-min", "1e9") and len(listed("--reward-max", "1e9")) == 3
+    for wrong in (("--sort", "eid"), ("--order", "down"), ("--status", "running"), ("--last-from", "soon")):
+        assert run("episodes", *wrong).status == 2
 
 
 def test_a_list_without_episodes_says_what_was_read(data_home: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from errata_client import EnvPool, Episodes, ErrataClient
+from errata_protocol.episode_lists import EpisodeFilter, EpisodeOrder
 from errata_protocol.errors import InvalidRequest, NotSupported
 
 from .local_server import LocalServer
@@ -34,6 +35,17 @@ def test_the_client_lists_the_episodes_of_its_environment_page_by_page(tmp_path:
             second = client.episodes(limit=2, cursor=first.next)
             assert [e.eid for e in second.episodes] == [made[0]] and second.next is None
             assert client.episodes(error_kind="timeout").episodes == []
+            assert [e.eid for e in client.episodes(wanted=EpisodeFilter(task="b", text="EP_")).episodes] == [made[1]]
+            assert (
+                client.episodes(error_kind="timeout", wanted=EpisodeFilter(error_kind="path_not_found")).episodes == []
+            )
+            oldest = EpisodeOrder(descending=False)
+            assert first.episodes[0].hint_keys == {"fs.missing": 1}
+            up = client.episodes(limit=2, order=oldest)
+            assert [e.eid for e in up.episodes] == made[:2]
+            assert [e.eid for e in client.episodes(order=oldest, cursor=up.next).episodes] == made[2:]
+            with pytest.raises(InvalidRequest, match="another list"):
+                client.episodes(cursor=up.next)
             with pytest.raises(InvalidRequest, match="limit"):
                 client.episodes(limit=0)
 
@@ -46,6 +58,11 @@ async def test_episodes_are_listed_without_a_session(tmp_path: Path) -> None:
             async with Episodes(server.url) as episodes:
                 assert [e.eid for e in (await episodes.episodes(limit=1)).episodes] == [client.eid]
                 assert (await episodes.episodes(environment="none")).episodes == []
+                (bucket,) = (await episodes.aggregates(bucket_s=10_000_000)).buckets
+                assert (bucket.episodes, bucket.deliveries, bucket.done) == (1, 1, 0)
+                assert (await episodes.aggregates(wanted=EpisodeFilter(environment="none"))).buckets == []
+                with pytest.raises(InvalidRequest, match="bucket_s"):
+                    await episodes.aggregates(bucket_s=0)
                 assert repr(episodes) == f"<Episodes of {server.url}>"
 
 

@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 from typer.testing import CliRunner
 
 from errata_protocol.environment import SnapshotRef
+from errata_protocol.episode_lists import EpisodeFilter, EpisodeOrder
 from errata_protocol.errors import Conflict, EnvironmentOutputInvalid, JournalUnavailable, UnknownEpisode
 from errata_server.cli import commands
 from errata_server.journal import (
@@ -709,6 +710,7 @@ async def test_idle_sessions_are_forgotten_and_known_again(tmp_path: Path) -> No
         sid, eid = f"s{n}", f"e{n}"
         await journal.commit(session(sid), episode(eid, sid), delivery(eid, 0, sid=sid, id=1, reward=0.1))
     assert len(journal._live.episodes) < 20 and len(journal._live.sessions) < 20
+    highest = EpisodeOrder("reward")
     for n in range(100):
         sid, eid = f"s{n}", f"e{n}"
         with pytest.raises(Conflict):
@@ -716,7 +718,8 @@ async def test_idle_sessions_are_forgotten_and_known_again(tmp_path: Path) -> No
         with pytest.raises(Conflict):
             await journal.commit(delivery(eid, 1, sid=sid, id=1))
         await journal.commit(delivery(eid, 1, sid=sid, id=2, reward=0.2))
-        assert journal.episodes(limit=1, before=n + 2, principal=None)[0][0].reward == 0.1 + 0.2
+        (listed,), _ = journal.episodes(limit=1, wanted=EpisodeFilter(text=eid), order=highest, principal=None)
+        assert listed.eid == eid and listed.reward == 0.1 + 0.2
     journal.close()
 
 
@@ -851,7 +854,9 @@ def _assert_alike(one: Journal, other: Journal) -> None:
         lambda j: [astuple(held)[1:] for held in j.held(after=0, limit=9)],  # n a rebuilt index counts anew
         lambda j: sorted(j.open_sessions(), key=lambda s: s.sid),
         *(
-            functools.partial(lambda j, e, p: j.episodes(limit=9, error_kind=e, principal=p)[0], e=e, p=p)
+            functools.partial(
+                lambda j, e, p: j.episodes(limit=9, wanted=EpisodeFilter(error_kind=e), principal=p)[0], e=e, p=p
+            )
             for e in (None, "timeout")
             for p in (None, "p")
         ),

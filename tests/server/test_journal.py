@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.environment import SnapshotRef
+from errata_protocol.episode_lists import EpisodeFilter, ListPlace
 from errata_protocol.errors import Conflict, ErrataError, JournalUnavailable, UnknownEpisode
 from errata_server.journal import (
     DirectoryDisk,
@@ -119,10 +120,12 @@ async def test_listing_pages_newest_first_and_filters(journal: Journal) -> None:
     assert [s.row.eid for s in page] == ["e4", "e3"] and cursor is not None
     assert page[0].done and page[0].deliveries == 2 and page[0].reward == 1.0
     assert page[1].error_kinds == {"timeout": 1}
-    rest, cursor = journal.episodes(limit=10, before=cursor, principal=None)
+    rest, cursor = journal.episodes(limit=10, after=cursor, principal=None)
     assert [s.row.eid for s in rest] == ["e2", "e1", "e0"] and cursor is None
-    assert [s.row.eid for s in journal.episodes(limit=9, error_kind="timeout", principal=None)[0]] == ["e3"]
-    assert journal.episodes(limit=9, environment="other", principal=None)[0] == []
+    assert [
+        s.row.eid for s in journal.episodes(limit=9, wanted=EpisodeFilter(error_kind="timeout"), principal=None)[0]
+    ] == ["e3"]
+    assert journal.episodes(limit=9, wanted=EpisodeFilter(environment="other"), principal=None)[0] == []
 
 
 async def test_listing_shows_an_owners_episodes_to_nobody_else(journal: Journal) -> None:
@@ -185,7 +188,8 @@ async def test_a_key_that_no_row_can_have_is_not_found(journal: Journal) -> None
     await journal.commit(session(), episode("e1"), delivery("e1", 0))
     assert journal.session("\ud800") is None
     assert journal.delivery("e1", 2**70) is None
-    assert len(journal.episodes(limit=9, before=2**70, principal=None)[0]) == 1
+    assert len(journal.episodes(limit=9, after=ListPlace(2.0**70, ""), principal=None)[0]) == 1
+    assert journal.episodes(limit=9, wanted=EpisodeFilter(task="\ud800"), principal=None) == ([], None)
 
 
 async def test_a_session_change_keeps_the_other_columns(journal: Journal) -> None:

@@ -20,7 +20,15 @@ from errata_protocol.errors import (
 )
 from errata_protocol.exception_text import text_of
 from errata_protocol.printable import printable
-from errata_protocol.replay import EpisodeDetail, EpisodePage, ForkReply, RewardPost, StateAt, episode_path
+from errata_protocol.replay import (
+    EpisodeAggregates,
+    EpisodeDetail,
+    EpisodePage,
+    ForkReply,
+    RewardPost,
+    StateAt,
+    episode_path,
+)
 
 from ..connections.waiting import waits_at
 from ..deliveries.late_rewards import Reward, read_rewards
@@ -133,6 +141,10 @@ class HttpDoor:
         """Return one page of the server's episodes; see `Episodes.episodes`."""
         given = {name: value for name, value in query.items() if value is not None}
         return _model(EpisodePage, await self._send("GET", "/episodes", params=given))
+
+    async def aggregates(self, query: Mapping[str, Any]) -> EpisodeAggregates:
+        """Return sums over the server's episodes; see `Episodes.aggregates`."""
+        return _model(EpisodeAggregates, await self._send("GET", "/episodes/aggregates", params=query))
 
     async def episode(self, eid: str) -> EpisodeDetail:
         """Return an episode and the list of its turns.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from pydantic import ValidationError
 
 from errata_protocol.environment import EnvironmentSpec, default_agent_text
+from errata_protocol.episode_lists import FILTERS, Sort, Status, check_cursor
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
@@ -24,6 +24,7 @@ from ..output_guard import write_exact
 from .payloads import json_of, observation_in
 from .source import DataDir, Json, Place, Source, Url
 from .tables import Column, Table
+from .times import when
 from .turns import show_turns
 
 cli = typer.Typer(
@@ -33,28 +34,58 @@ cli = typer.Typer(
 
 def cursor_of(text: str) -> str:
     """Check the argument of ``--cursor``: what an earlier list printed."""
-    if not re.fullmatch(r"([0-9]{1,18}|[se])(\.([0-9]{1,18}|[se]))*", text):
-        raise typer.BadParameter(f"{text!r} is not a cursor that an earlier list printed")
-    return text
+    try:
+        return check_cursor(text)
+    except InvalidRequest as error:
+        raise typer.BadParameter(error.message) from error
+
+
+def _one_of(values: Sequence[str], help: str) -> Any:
+    def parse(text: str) -> str:
+        if text not in values:
+            raise typer.BadParameter(f"{text!r} is none of {', '.join(values)}")
+        return text
+
+    return typer.Option(parser=parse, metavar="|".join(values), help=help)
+
+
+def _time(help: str) -> Any:
+    return typer.Option(parser=when, metavar="WHEN", help=help)
 
 
 @cli.callback()
 def episodes(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=500, help="At most this many.")] = 20,
-    cursor: Annotated[str | None, typer.Option(parser=cursor_of, metavar="N", help="Continue an earlier list.")] = None,
+    cursor: Annotated[
+        str | None, typer.Option(parser=cursor_of, metavar="TEXT", help="Continue an earlier list.")
+    ] = None,
+    sort: Annotated[str, _one_of(get_args(Sort), "What to sort by.")] = "created",
+    order: Annotated[str, _one_of(("asc", "desc"), "Lowest or highest first.")] = "desc",
     environment: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only of this task.")] = None,
+    status: Annotated[str | None, _one_of(get_args(Status), "Only with this status.")] = None,
     error_kind: Annotated[str | None, typer.Option(help="Only with a turn marked with this kind.")] = None,
     episode_id: Annotated[str | None, typer.Option(help="Only with this alias, which the client chose.")] = None,
+    text: Annotated[str | None, typer.Option(help="Only with this text in eid, alias or task.")] = None,
+    reward_min: Annotated[float | None, typer.Option(help="Only with at least this reward.")] = None,
+    reward_max: Annotated[float | None, typer.Option(help="Only with at most this reward.")] = None,
+    created_from: Annotated[float | None, _time("Only created at this time or later.")] = None,
+    created_before: Annotated[float | None, _time("Only created before this time.")] = None,
+    last_from: Annotated[float | None, _time("Only with a delivery at this time or later.")] = None,
+    last_before: Annotated[float | None, _time("Only without a delivery since this time.")] = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """List episodes, newest first."""
+    """List episodes, newest first.
+
+    WHEN is an ISO time, such as 2026-05-01 or 2026-05-01T12:00, or 12h or 7d ago.
+    """
     if context.invoked_subcommand is not None:
         return
-    query = {"limit": limit, "cursor": cursor, "environment": environment}
-    query |= {"error_kind": error_kind, "episode_id": episode_id}
+    given = context.params
+    query = {"limit": limit, "cursor": cursor, "sort": sort, "order": order, **{name: given[name] for name in FILTERS}}
     with Source(data_dir, url) as source:
         page = source.page(query)
         places = [source.places(e.eid) for e in page.episodes]
@@ -73,9 +104,9 @@ def episodes(
     table = Table(*columns)
     for e, found in zip(page.episodes, places, strict=True):
         kinds = " ".join(f"{kind}:{n}" for kind, n in e.error_kinds.items())
-        status = e.status or ("done" if e.done else "")
+        stands = e.status or ("done" if e.done else "")
         last = _age(e.last if e.last is not None else e.created)
-        cells = [e.eid, e.environment, e.task or "", str(e.deliveries), f"{e.reward:g}", status, kinds, last]
+        cells = [e.eid, e.environment, e.task or "", str(e.deliveries), f"{e.reward:g}", stands, kinds, last]
         if not source.is_remote:
             cells.append(found[0].owner if found else "")
         if several:

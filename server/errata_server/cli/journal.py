@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +27,7 @@ from .bundles import COUNTS, Output, Progress, complete_file
 from .bundles import report as show_verification
 from .source import DataDir, Json, Source
 from .tables import Column, Table
+from .times import when
 
 cli = typer.Typer(
     help="Size, check, export and prune a journal. Reads a directory, even while a server runs on it.",
@@ -244,7 +244,7 @@ def export(
 
     if format not in ("jsonl", "parquet") or by not in ("turn", "episode"):
         raise typer.BadParameter("--format takes jsonl or parquet, --by turn or episode")
-    choice = Choice(environment, _when(since) if since is not None else None, done, state, agent_text)
+    choice = Choice(environment, when(since) if since is not None else None, done, state, agent_text)
     with Source(data_dir, None) as source, complete_file(output) as file:
         rows = Parquet(file, by) if format == "parquet" else JsonLines(file)
         made: list[AsyncIterator[BaseModel]] = [
@@ -348,14 +348,3 @@ def _bytes(text: str) -> int:
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a number of bytes, such as 500M, 20G or 1000000")
     return int(float(match[1]) * _UNITS[match[2]])
-
-
-def _when(text: str) -> float:
-    """Parse a time, absolute or relative to now, to seconds since 1970."""
-    ago = re.fullmatch(r"(\d+)\s*([mhd])", text.strip())
-    if ago is not None:
-        return time.time() - int(ago[1]) * {"m": 60, "h": 3600, "d": 86_400}[ago[2]]
-    try:
-        return datetime.fromisoformat(text.strip()).timestamp()
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a time, such as 2026-05-01, 2026-05-01T12:00, 12h or 7d") from error

@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from errata_protocol.bundle import MAX_HEADER_BYTES, check_header, parse_line
 from errata_protocol.capabilities import PROTOCOL_NAME
+from errata_protocol.episode_lists import NEWEST, EpisodeFilter, EpisodeOrder, Pages, merged
 from errata_protocol.errors import (
     ErrataError,
     InvalidRequest,
@@ -34,7 +35,6 @@ from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from ..settings import Settings, tokens_in_environment
 from . import answers, data_dirs
-from .merged_pages import Pages, merged_page
 
 if TYPE_CHECKING:
     from ..episodes.episodes import Episodes
@@ -182,10 +182,11 @@ class Source:
             asyncio.run(runtime.close())
 
     def page(self, query: Mapping[str, Any]) -> EpisodePage:
-        """Return one page of episodes, newest first: of the server, or of all data directories together.
+        """Return one page of episodes: of the server, or of all data directories together.
 
         Args:
-            query: The parameters of ``GET /episodes``. Each one has to be there; None stands for one that is not set.
+            query: The parameters of ``GET /episodes``. ``limit`` and ``cursor`` have to be there; None stands for one
+                that is not set.
 
         Raises:
             InvalidRequest: The cursor is one of another list.
@@ -193,12 +194,18 @@ class Source:
         if self._url is not None:
             params = {k: v for k, v in query.items() if v is not None}
             return self._http("GET", "/episodes", params=params).read(_PAGE)
-        return merged_page([self._pages(directory, query) for directory in self._directories], query)
+        order = EpisodeOrder(query.get("sort") or NEWEST.by, query.get("order") != "asc")
+        pages = [self._pages(directory, EpisodeFilter.of(query), order) for directory in self._directories]
+        return merged(pages, order, query["limit"], query["cursor"])
 
-    def _pages(self, directory: Path, query: Mapping[str, Any]) -> Pages:
+    def _pages(self, directory: Path, wanted: EpisodeFilter, order: EpisodeOrder) -> Pages:
         def page(limit: int, cursor: str | None) -> EpisodePage:
-            given = {**query, "limit": limit, "cursor": cursor}
-            return self._local(directory, lambda episodes: episodes.reads.page(**given, principal=ALL_OWNERS))
+            return self._local(
+                directory,
+                lambda episodes: episodes.reads.page(
+                    limit=limit, cursor=cursor, wanted=wanted, order=order, principal=ALL_OWNERS
+                ),
+            )
 
         return page
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 
+from errata_protocol.episode_lists import DAY_S, MAX_BUCKET_S, MAX_CURSOR, EpisodeFilter, EpisodeOrder, Sort, Status
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable
 from errata_protocol.json_text import ValueCounter
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
@@ -140,22 +141,28 @@ def register_reads(app: FastAPI, reads: EpisodeReads, store: Store | None = None
     async def list_episodes(
         request: Request,
         limit: int = Query(default=50, ge=1, le=MAX_PAGE),
-        cursor: str | None = Query(default=None, pattern="^[0-9]{1,18}$"),
-        environment: str | None = None,
-        error_kind: str | None = None,
-        episode_id: str | None = None,
+        cursor: str | None = Query(default=None, pattern="^[A-Za-z0-9_-]+$", max_length=MAX_CURSOR),
+        sort: Sort = "created",
+        order: Literal["asc", "desc"] = "desc",
+        wanted: EpisodeFilter = _WANTED,
     ) -> Response:
-        # An application that is mounted below an environment's name lists the episodes of that one only.
-        only = getattr(request.app.state, "errata_lists_only", environment)
         page = await reads.page(
             limit=limit,
             cursor=cursor,
-            environment=only,
-            error_kind=error_kind,
-            episode_id=episode_id,
+            wanted=wanted,
+            order=EpisodeOrder(sort, order == "desc"),
             principal=await owner(request),
         )
-        return _json(page.model_dump(mode="json"))
+        return await _json_of(page)
+
+    @app.get("/episodes/aggregates", **_EPISODES)  # before an eid of this name
+    async def get_aggregates(
+        request: Request,
+        bucket_s: int = Query(default=DAY_S, ge=1, le=MAX_BUCKET_S),
+        wanted: EpisodeFilter = _WANTED,
+    ) -> Response:
+        found = await reads.aggregates(bucket_s=bucket_s, wanted=wanted, principal=await owner(request))
+        return await _json_of(found)
 
     @app.get("/episodes/{eid}", **_EPISODES)
     async def get_episode(request: Request, eid: str) -> Response:
@@ -317,13 +324,50 @@ def _not_valid(expected: str, error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{expected}; {named_fields(errors)}", errors=errors)
 
 
+def _wanted(
+    request: Request,
+    environment: str | None = None,
+    task: str | None = None,
+    status: Status | None = None,
+    error_kind: str | None = None,
+    episode_id: str | None = None,
+    text: str | None = Query(default=None, min_length=1, max_length=256),
+    reward_min: float | None = Query(default=None, allow_inf_nan=False),
+    reward_max: float | None = Query(default=None, allow_inf_nan=False),
+    created_from: float | None = Query(default=None, allow_inf_nan=False),
+    created_before: float | None = Query(default=None, allow_inf_nan=False),
+    last_from: float | None = Query(default=None, allow_inf_nan=False),
+    last_before: float | None = Query(default=None, allow_inf_nan=False),
+) -> EpisodeFilter:
+    """Return the filter that the parameters of a list are."""
+    return EpisodeFilter(
+        # An application that is mounted below an environment's name lists the episodes of that one only.
+        environment=getattr(request.app.state, "errata_lists_only", environment),
+        task=task,
+        status=status,
+        error_kind=error_kind,
+        episode_id=episode_id,
+        text=text,
+        reward_min=reward_min,
+        reward_max=reward_max,
+        created_from=created_from,
+        created_before=created_before,
+        last_from=last_from,
+        last_before=last_before,
+    )
+
+
+_WANTED = Depends(_wanted)
+
+
 async def _refuse_unknown_parameters(request: Request) -> None:
     """Refuse a query with a parameter that the route does not have: a filter that is ignored would show too much.
 
     Raises:
         InvalidRequest: There is one; the message names those that the route has.
     """
-    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    route = request.scope["route"].dependant
+    known = [field.alias for part in (route, *route.dependencies) for field in part.query_params]
     unknown = next((name for name in request.query_params if name not in known), None)
     if unknown is not None:
         takes = f"takes {', '.join(known)}" if known else "takes no parameters"
@@ -354,6 +398,12 @@ def _list(records: Sequence[BaseModel], before: bytes = b"", after: bytes = b"")
         yield b"]" + after
 
     return StreamingResponse(parts(), media_type="application/json")
+
+
+async def _json_of(answer: BaseModel) -> Response:
+    """Answer with a message that may be long, written on a thread."""
+    text = await asyncio.to_thread(lambda: error_json(answer.model_dump(mode="json")))
+    return Response(text, media_type="application/json")
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

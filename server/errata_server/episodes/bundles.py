@@ -24,7 +24,7 @@ from ..ids import name_of
 from ..journal.base import DeliveryRow, EpisodeRow
 from ..runtime.rows import wire_digest
 from ..runtime.store import Store
-from .summaries import named_task, session_status
+from .summaries import session_status
 
 INLINE_CHARACTERS = 256 * 1024
 """Length of a payload up to which its record is made and its line encoded on the event loop."""
@@ -65,7 +65,7 @@ async def describe(store: Store, row: EpisodeRow) -> EpisodeRecord:
     turns = await store.turns(row.eid)
     rewards = await store.rewards(row.eid)
     session = await store.session(row.sid)
-    task = await store.read(lambda journal: named_task(journal, row, {}))
+    stats = await store.read(lambda journal: journal.episode_stats(row.eid))
     return EpisodeRecord(
         eid=row.eid,
         episode_id=row.episode_id,
@@ -75,7 +75,7 @@ async def describe(store: Store, row: EpisodeRow) -> EpisodeRecord:
         origin=row.origin,
         agent_text_version=row.agent_text_version,
         recovery=session.recovery if session is not None else None,
-        task=task,
+        task=stats.task if stats is not None else None,
         status=session_status(session),
         deliveries=len(turns),
         rewards=len(rewards),

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from errata_protocol.replay import EpisodeDetail, EpisodePage, Kind, RewardRecord
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder
+from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, Kind, RewardRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,18 @@ class EpisodeReads(Protocol):
         *,
         limit: int,
         cursor: str | None,
-        environment: str | None,
-        error_kind: str | None,
-        episode_id: str | None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
         principal: str | None,
     ) -> EpisodePage:
-        """Return one page of episodes, newest first."""
+        """Return one page of episodes; raises `errata_protocol.errors.InvalidRequest` for a wrong cursor."""
+        ...
+
+    async def aggregates(
+        self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None
+    ) -> EpisodeAggregates:
+        """Return what episodes add up to, by the time of their creation in buckets of ``bucket_s`` seconds; raises
+        `errata_protocol.errors.InvalidRequest` where these are too many."""
         ...
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:

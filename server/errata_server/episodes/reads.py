@@ -6,15 +6,18 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from errata_protocol.errors import NoReset
-from errata_protocol.replay import EpisodeDetail, EpisodePage, RewardRecord, TurnRecord
+from msgspec.structs import replace
 
-from ..journal.base import DeliveryRow, EpisodeRow, EpisodeStats, Journal, TurnRow
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder
+from errata_protocol.errors import NoReset
+from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, RewardRecord, TurnRecord
+
+from ..journal.base import DeliveryRow, EpisodeStats, Journal, TurnRow
 from ..runtime.rewards import reward_record
 from ..runtime.rows import wire_digest
 from ..runtime.store import Store
 from .interface import Delivered
-from .summaries import summaries
+from .summaries import summary_of
 
 
 class JournalReads:
@@ -64,28 +67,35 @@ class JournalReads:
         *,
         limit: int,
         cursor: str | None,
-        environment: str | None,
-        error_kind: str | None,
-        episode_id: str | None = None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
         principal: str | None,
     ) -> EpisodePage:
-        """Return one page of episodes, newest first."""
-        before = int(cursor) if cursor is not None else None
+        """Return one page of episodes.
+
+        Raises:
+            InvalidRequest: The cursor is none, or one of a list in another order.
+        """
+        after = order.place_of(cursor) if cursor is not None else None
 
         def read(journal: Journal) -> EpisodePage:
-            found, following = journal.episodes(
-                limit=limit,
-                before=before,
-                environment=environment,
-                error_kind=error_kind,
-                episode_id=episode_id,
-                principal=principal,
-            )
-            return EpisodePage(
-                episodes=summaries(journal, found), next=str(following) if following is not None else None
-            )
+            found, last = journal.episodes(limit=limit, after=after, wanted=wanted, order=order, principal=principal)
+            following = order.cursor(last) if last is not None else None
+            return EpisodePage(episodes=[summary_of(stats) for stats in found], next=following)
 
-        return await self._store.read(read)
+        return await self._store.scan(read)
+
+    async def aggregates(
+        self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None
+    ) -> EpisodeAggregates:
+        """Return what episodes add up to, by the time of their creation.
+
+        Raises:
+            InvalidRequest: There are too many buckets or counts.
+        """
+        return await self._store.scan(
+            lambda journal: journal.aggregates(bucket_s=bucket_s, wanted=wanted, principal=principal)
+        )
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
         """Return an episode and its turns.
@@ -93,23 +103,26 @@ class JournalReads:
         Raises:
             UnknownEpisode: The episode does not exist or has another owner.
         """
-        row, turns = await self._store.owned_turns(eid, principal)
+        stats, turns = await self._store.owned_turns(eid, principal)
         # On a thread, whatever the journal is: an episode may have a hundred thousand turns.
-        return await asyncio.to_thread(_detail, self._store.journal, row, turns)
+        return await asyncio.to_thread(_detail, stats, turns)
 
 
-def _detail(journal: Journal, row: EpisodeRow, turns: Sequence[TurnRow]) -> EpisodeDetail:
+def _detail(stats: EpisodeStats, turns: Sequence[TurnRow]) -> EpisodeDetail:
     kinds = Counter(turn.error_kind for turn in turns if turn.error_kind is not None)
-    stats = EpisodeStats(
-        row,
-        len(turns),
-        sum(t.reward or 0.0 for t in turns),
-        any(t.done for t in turns),
-        dict(sorted(kinds.items())),
+    keys = Counter(turn.hint_template_key for turn in turns if turn.hint_template_key is not None)
+    shown = replace(  # what these turns add up to: others may have come since
+        stats,
+        deliveries=len(turns),
+        reward=sum(t.reward or 0.0 for t in turns),
+        done=any(t.done for t in turns),
+        error_kinds=dict(sorted(kinds.items())),
+        hint_keys=dict(sorted(keys.items())),
     )
-    (summary,) = summaries(journal, [stats])
     return EpisodeDetail(
-        **dict(summary), turns=[_turn(turn) for turn in turns], agent_text_version=row.agent_text_version
+        **dict(summary_of(shown)),
+        turns=[_turn(turn) for turn in turns],
+        agent_text_version=stats.row.agent_text_version,
     )
 
 

@@ -19,9 +19,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from errata_protocol.environment import SnapshotRef
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace, Status
 from errata_protocol.errors import ErrataError, JournalUnavailable
 from errata_protocol.payload import semantic_sha256
-from errata_protocol.replay import Kind, Origin
+from errata_protocol.replay import EpisodeAggregates, Kind, Origin
 
 SessionStatus = Literal["open", "closed", "lost", "expired"]
 RecordKind = Literal["reset", "step", "mcp", "fork", "close"]
@@ -240,13 +241,54 @@ class TurnRow(Struct, frozen=True, gc=False):
 
 
 class EpisodeStats(Struct, frozen=True):
-    """An episode with what its deliveries add up to."""
+    """An episode with what its deliveries add up to: all that a list of episodes shows, filters and sorts by.
+
+    Args:
+        row: The episode.
+        deliveries: How many.
+        reward: Sum of their finite rewards.
+        done: One of them ended it.
+        error_kinds: Marked turns by kind, sorted.
+        hint_keys: Turns by the key of their hint's template, sorted.
+        task: `errata_protocol.task_names.task_of` its t=0; of a fork whose t=0 names none, that of its parent.
+        last: When its newest delivery was made, seconds since the epoch; its creation, without any.
+        session_status: Status of its session; None for one that is not known, and counts as closed.
+    """
 
     row: EpisodeRow
     deliveries: int
     reward: float
     done: bool
     error_kinds: dict[str, int]
+    hint_keys: dict[str, int]
+    task: str | None
+    last: float
+    session_status: SessionStatus | None
+
+    @property
+    def eid(self) -> str:
+        """Its key."""
+        return self.row.eid
+
+    @property
+    def episode_id(self) -> str | None:
+        """Upstream's alias."""
+        return self.row.episode_id
+
+    @property
+    def environment(self) -> str:
+        """Name of its environment."""
+        return self.row.environment
+
+    @property
+    def created(self) -> float:
+        """Seconds since the epoch."""
+        return self.row.created
+
+    @property
+    def status(self) -> Status:
+        """``done`` once a delivery ended it, else the status of its session."""
+        return "done" if self.done else self.session_status or "closed"
 
 
 class HeldEpisode(Struct, frozen=True):
@@ -344,22 +386,37 @@ class Reads(ABC):
         self,
         *,
         limit: int,
-        before: int | None = None,
-        environment: str | None = None,
-        error_kind: str | None = None,
-        episode_id: str | None = None,
+        after: ListPlace | None = None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
         principal: str | None,
-    ) -> tuple[list[EpisodeStats], int | None]:
-        """Return episodes, newest first, and the cursor of the next page or None.
+    ) -> tuple[list[EpisodeStats], ListPlace | None]:
+        """Return episodes in an order, and the place of the last one if others follow, else None.
 
         Args:
             limit: At most this many.
-            before: Cursor of an earlier answer.
-            environment: Only of this environment.
-            error_kind: Only with at least one turn marked so.
-            episode_id: Only of this alias.
+            after: ListPlace behind which the page begins, of an earlier answer in this order; None for the first page.
+            wanted: What the episodes have to be.
+            order: What they are sorted by.
             principal: Only of this owner; None means those made with auth off, and `ALL_OWNERS` all.
         """
+
+    @abstractmethod
+    def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
+        """Return what episodes add up to, by the time of their creation.
+
+        Args:
+            bucket_s: Length of a bucket, seconds.
+            wanted: What the episodes have to be.
+            principal: As for `episodes`.
+
+        Raises:
+            errata_protocol.errors.InvalidRequest: There are too many buckets or counts.
+        """
+
+    @abstractmethod
+    def episode_stats(self, eid: str) -> EpisodeStats | None:
+        """Return an episode of any owner with what its deliveries add up to, or None."""
 
     @abstractmethod
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:

@@ -46,6 +46,8 @@ class DelegatedReads(Journal):
     session_episodes = _delegated(Reads.session_episodes)
     turns = _delegated(Reads.turns)
     episodes = _delegated(Reads.episodes)
+    aggregates = _delegated(Reads.aggregates)
+    episode_stats = _delegated(Reads.episode_stats)
     held = _delegated(Reads.held)
     session = _delegated(Reads.session)
     open_sessions = _delegated(Reads.open_sessions)

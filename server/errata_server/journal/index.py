@@ -30,10 +30,10 @@ from .segments import Position
 INDEX = "index.db"
 """Name of the index beside the segments."""
 
-VERSION = 3
+VERSION = 4
 """``PRAGMA user_version`` of the indexes that this Errata reads; another is made again.
 
-The tables of version 2 were the same, but its totals may count rows behind its position.
+Version 3 had no ``last``, ``task`` and ``hint_keys``. The totals of version 2 may count rows behind its position.
 """
 
 RUN = 8
@@ -77,12 +77,12 @@ CREATE TABLE episodes(
   agent_text_version TEXT
 );
 CREATE INDEX episodes_session ON episodes(session, n);
-CREATE INDEX episodes_principal ON episodes(principal, n);
+CREATE INDEX episodes_created ON episodes(principal, created, eid);
 CREATE INDEX episodes_origin ON episodes(origin_eid) WHERE origin_eid IS NOT NULL;
 CREATE TABLE totals(
   episode INTEGER PRIMARY KEY, last_t INTEGER NOT NULL, deliveries INTEGER NOT NULL, reward REAL NOT NULL,
   done INTEGER NOT NULL, error_kinds TEXT, payload_bytes INTEGER NOT NULL, request_bytes INTEGER NOT NULL,
-  state_bytes INTEGER NOT NULL, newest REAL NOT NULL
+  state_bytes INTEGER NOT NULL, newest REAL NOT NULL, last REAL NOT NULL, task TEXT, hint_keys TEXT
 );
 CREATE TABLE turns(episode INTEGER, last INTEGER, run BLOB NOT NULL, PRIMARY KEY (episode, last)) WITHOUT ROWID;
 CREATE TABLE replies(
@@ -325,15 +325,16 @@ class Index:
         self._insert(f"episodes(n, session, {EPISODE})", rows)
         self._insert(
             "totals(episode, last_t, deliveries, reward, done, payload_bytes, request_bytes, state_bytes, newest, "
-            "error_kinds)",
+            "last, task, hint_keys, error_kinds)",
             [
-                (*total[:-1], json.dumps(total.error_kinds) if total.error_kinds else None)
+                (*total[:-2], *(json.dumps(counts) if counts else None for counts in total[-2:]))
                 for total in sorted(batch.totals, key=itemgetter(0))
             ],
             "ON CONFLICT DO UPDATE SET last_t = excluded.last_t, deliveries = excluded.deliveries, "
             "reward = excluded.reward, done = excluded.done, error_kinds = excluded.error_kinds, "
             "payload_bytes = excluded.payload_bytes, request_bytes = excluded.request_bytes, "
-            "state_bytes = excluded.state_bytes, newest = excluded.newest",
+            "state_bytes = excluded.state_bytes, newest = excluded.newest, last = excluded.last, "
+            "task = excluded.task, hint_keys = excluded.hint_keys",
         )
 
     def _rewards(self, batch: Batch) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from errata_protocol.environment import SnapshotRef
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace
+from errata_protocol.replay import EpisodeAggregates
 
 from . import columns
 from .base import (
-    ALL_OWNERS,
     DeliveryRow,
     EpisodeRow,
     EpisodeStats,
@@ -20,10 +21,10 @@ from .base import (
     RewardRow,
     SessionRow,
     TurnRow,
-    is_owned,
 )
 from .index import EPISODE, MAX_INTEGER, REWARD, SESSION, decode_replies, decode_turns, entries_of
-from .indexed_standing import Rows, Standing, kinds_of
+from .indexed_listing import IndexedListing
+from .indexed_standing import Rows, Standing
 from .live import COMPUTED, Episode, Flat, Live, Reply, Turn
 from .segments import Place, Segments
 
@@ -49,6 +50,7 @@ class IndexedReads(Reads):
         self._standing = standing
         self._live = live
         self._rows = rows
+        self._listing = IndexedListing(live, rows)
 
     # -- deliveries ----------------------------------------------------------------------------------------------
 
@@ -189,86 +191,22 @@ class IndexedReads(Reads):
         self,
         *,
         limit: int,
-        before: int | None = None,
-        environment: str | None = None,
-        error_kind: str | None = None,
-        episode_id: str | None = None,
+        after: ListPlace | None = None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
         principal: str | None,
-    ) -> tuple[list[EpisodeStats], int | None]:
+    ) -> tuple[list[EpisodeStats], ListPlace | None]:
+        return self._listing.page(limit=limit, after=after, wanted=wanted, order=order, principal=principal)
 
-        def wanted(n: int, row: EpisodeRow, kinds: dict[str, int]) -> bool:
-            return (
-                is_owned(row.principal, principal)
-                and (before is None or n < before)
-                and (environment is None or row.environment == environment)
-                and (episode_id is None or row.episode_id == episode_id)
-                and (error_kind is None or error_kind in kinds)
-                and row.eid not in self._live.deleted
-            )
+    def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
+        return self._listing.aggregates(bucket_s, wanted, principal)
 
-        # What waits first: what leaves for the index meanwhile is then found twice, not missed.
-        waiting: dict[int, _Totals] = {}
-        new: dict[int, EpisodeRow] = {}
-        with self._live.lock:
-            for batch in (self._live.batch, self._live.leaving):
-                if batch is not None:
-                    new.update((n, row) for n, _, row in batch.episodes.values())
-                    for n, e in batch.of_episodes.items():
-                        waiting[n] = _Totals(e.deliveries, e.reward, e.done, e.error_kinds or {})
-        listed = self._listed(limit, before, environment, episode_id, error_kind, principal, waiting)
-        found: dict[int, EpisodeStats] = {}
-        for n, row, totals in (*((n, row, waiting[n]) for n, row in new.items()), *listed):
-            totals = waiting.get(n, totals)
-            if wanted(n, row, totals.error_kinds):
-                found[n] = EpisodeStats(
-                    row, totals.deliveries, totals.reward, totals.done, dict(sorted(totals.error_kinds.items()))
-                )
-        page = sorted(found, reverse=True)[: limit + 1]
-        return [found[n] for n in page[:limit]], page[limit - 1] if len(page) > limit else None
-
-    def _listed(
-        self,
-        limit: int,
-        before: int | None,
-        environment: str | None,
-        episode_id: str | None,
-        error_kind: str | None,
-        principal: str | None,
-        waiting: Iterable[int],
-    ) -> list[tuple[int, EpisodeRow, _Totals]]:
-        """Return episodes of the index as it is: a page of them, and all wanted ones of which something waits."""
-        wheres = ["TRUE"] if principal == ALL_OWNERS else ["e.principal IS ?"]
-        values: list[str | int | None] = [] if principal == ALL_OWNERS else [principal]
-        for clause, value in (
-            ("e.n < ?", None if before is None else min(before, MAX_INTEGER)),
-            ("e.environment = ?", environment),
-            ("e.episode_id = ?", episode_id),
-        ):
-            if value is not None:
-                wheres.append(clause)
-                values.append(value)
-        also = " AND ".join(wheres)
-        page, page_values = also, list(values)
-        if error_kind is not None:
-            page += " AND EXISTS (SELECT 1 FROM json_each(t.error_kinds) WHERE key = ?)"
-            page_values.append(error_kind)
-        sql = (
-            f"SELECT e.n, t.deliveries, t.reward, t.done, t.error_kinds, {_EPISODE_COLUMNS} "
-            "FROM episodes e LEFT JOIN totals t ON t.episode = e.n WHERE {} ORDER BY e.n DESC LIMIT ?"
-        )
-        # Deleted ones that the index still has are on the page, too, and waiting ones need not be of the kind yet.
-        most = limit + 1 + len(self._live.deleted)
-        rows = self._rows(sql.format(page), (*page_values, most))
-        if error_kind is not None:
-            numbers = list(waiting)
-            rows += self._rows(
-                sql.format(f"{also} AND e.n IN (SELECT value FROM json_each(?))"),
-                (*values, json.dumps(numbers), most + len(numbers)),
-            )
-        return [
-            (n, columns.episode(row), _Totals(deliveries or 0, reward or 0.0, bool(done), kinds_of(kinds)))
-            for n, deliveries, reward, done, kinds, *row in rows
-        ]
+    def episode_stats(self, eid: str) -> EpisodeStats | None:
+        row, totals = self.episode(eid), self._standing.episode(eid)
+        if row is None or totals is None:
+            return None
+        session = self.session(row.sid)
+        return totals.stats(row, session.status if session is not None else None)
 
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
         waiting: dict[int, tuple[Any, ...]] = {}
@@ -363,13 +301,6 @@ class IndexedReads(Reads):
 
 def _no_digest(turn: Turn, eid: str) -> None:
     """Return None: the digest was not asked for."""
-
-
-class _Totals(NamedTuple):
-    deliveries: int
-    reward: float
-    done: bool
-    error_kinds: dict[str, int]
 
 
 def _held(n: int, row: EpisodeRow, totals: tuple[Any, ...]) -> HeldEpisode:

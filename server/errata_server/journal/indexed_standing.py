@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .base import DeliveryRow, RewardRow
+from .base import DeliveryRow, EpisodeRow, RewardRow
 from .codec import LogRecord
 from .index import decode_replies, decode_turns
 from .live import Episode, Live, Session, Turn
@@ -20,8 +20,9 @@ Rows = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
 
 _EPISODES = (
     "SELECT json_group_array(json_array(e.eid, e.n, e.session, t.last_t, t.deliveries, printf('%!.17g', t.reward), "
-    "t.done, t.error_kinds, t.payload_bytes, t.request_bytes, t.state_bytes, printf('%!.17g', t.newest))) "
-    "FROM episodes e LEFT JOIN totals t ON t.episode = e.n "
+    "t.done, t.error_kinds, t.payload_bytes, t.request_bytes, t.state_bytes, printf('%!.17g', t.newest), "
+    "printf('%!.17g', t.last), t.hint_keys, t.task)) "
+    "FROM episodes e JOIN totals t ON t.episode = e.n "
     "WHERE e.eid IN (SELECT value FROM json_each(?))"
 )
 _SESSIONS = (
@@ -86,15 +87,12 @@ class Standing:
     def _stored_episodes(self, eids: Iterable[str]) -> dict[str, Episode]:
         rows = self._rows(_EPISODES, (json.dumps(list(eids)),))
         found = {}
-        for eid, n, session, last_t, deliveries, reward, done, kinds, payloads, requests, states, newest in (
-            json.loads(rows[0][0]) if rows else ()
-        ):
-            if last_t is None:
-                found[eid] = Episode(n, session)
-                continue
+        for eid, n, session, last_t, deliveries, reward, done, kinds, payloads, requests, states, newest, last, keys, (
+            task
+        ) in json.loads(rows[0][0]) if rows else ():
             found[eid] = Episode(
                 n, session, last_t, last_t, deliveries, float(reward), bool(done), kinds_of(kinds) or None,
-                payloads, requests, states, float(newest),
+                payloads, requests, states, float(newest), float(last), kinds_of(keys) or None, task,
             )  # fmt: skip
         return found
 
@@ -120,6 +118,9 @@ class Standing:
                 sids.add(sid)
             if eid and eid not in live.episodes and eid not in live.deleted:
                 eids.add(eid)
+            origin = record.origin_eid if type(record) is EpisodeRow else None
+            if origin and origin not in live.episodes and origin not in live.deleted:
+                eids.add(origin)  # a fork may have its task from there
             if isinstance(record, RewardRow):
                 rewards.append(record)
         if eids:

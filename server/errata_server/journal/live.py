@@ -14,9 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from errata_protocol.environment import SnapshotRef
+from errata_protocol.task_names import task_of
 
 from . import columns
-from .base import DeliveryRow, EpisodeRow, RecordKind, RewardRow, SessionChange, SessionRow
+from .base import (
+    DeliveryRow,
+    EpisodeRow,
+    EpisodeStats,
+    RecordKind,
+    RewardRow,
+    SessionChange,
+    SessionRow,
+    SessionStatus,
+)
 from .codec import Deletion, LogRecord
 from .segments import Place, Position
 
@@ -82,6 +92,9 @@ class Episode:
         request_bytes: Likewise.
         state_bytes: Likewise.
         newest: When its newest row was made, seconds since the epoch; 0 without a row.
+        last: When its newest delivery was made, seconds since the epoch; its creation, without any.
+        hint_keys: How many of its turns have a hint of which template; None for none.
+        task: Name of its task; None if its t=0 names none, nor that of the episode that it was forked from.
     """
 
     n: int
@@ -96,6 +109,47 @@ class Episode:
     request_bytes: int = 0
     state_bytes: int = 0
     newest: float = 0.0
+    last: float = 0.0
+    hint_keys: dict[str, int] | None = None
+    task: str | None = None
+
+    def stats(self, row: EpisodeRow, session_status: SessionStatus | None) -> EpisodeStats:
+        """Return what lists say of the episode, whose row is ``row``."""
+        kinds, keys = (dict(sorted(counts.items())) if counts else {} for counts in (self.error_kinds, self.hint_keys))
+        return EpisodeStats(
+            row, self.deliveries, self.reward, self.done, kinds, keys, self.task, self.last, session_status
+        )
+
+    def add(self, d: DeliveryRow) -> None:
+        """Count a row of the episode. Dicts are not changed in place: others may read the one that is there."""
+        t = d.t
+        self.payload_bytes += len(d.payload)
+        self.request_bytes += len(d.request)
+        if d.state is not None:
+            self.state_bytes += len(d.state)
+        if d.created > self.newest:
+            self.newest = d.created
+        if t is None:
+            return
+        if t > self.last_t:
+            self.last_t = t
+        if t == 0:
+            self.task = task_of(d.payload, d.request) or self.task
+        if d.created > self.last:
+            self.last = d.created
+        self.deliveries += 1
+        if d.reward is not None:
+            self.reward += d.reward
+        if d.done:
+            self.done = True
+        if d.error_kind is not None:
+            self.error_kinds = _one_more(self.error_kinds, d.error_kind)
+        if d.hint_template_key is not None:
+            self.hint_keys = _one_more(self.hint_keys, d.hint_template_key)
+
+
+def _one_more(counts: dict[str, int] | None, key: str) -> dict[str, int]:
+    return {**counts, key: counts.get(key, 0) + 1} if counts is not None else {key: 1}
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +183,9 @@ class Total(NamedTuple):
     request_bytes: int
     state_bytes: int
     newest: float
+    last: float
+    task: str | None
+    hint_keys: dict[str, int] | None
     error_kinds: dict[str, int] | None
 
 
@@ -179,7 +236,7 @@ class Batch:
         self.totals = [
             Total(
                 n, e.last_t, e.deliveries, e.reward, e.done, e.payload_bytes, e.request_bytes, e.state_bytes, e.newest,
-                e.error_kinds,
+                e.last, e.task, e.hint_keys, e.error_kinds,
             )
             for n, e in self.of_episodes.items()
         ]  # fmt: skip
@@ -310,7 +367,10 @@ class Live:
         match record:
             case EpisodeRow() as e:
                 session = self._session(e.sid)
-                episode = self.episodes[e.eid] = Episode(self.next_episode, session.n)
+                parent = self.episodes.get(e.origin_eid) if e.origin_eid is not None else None
+                episode = self.episodes[e.eid] = Episode(
+                    self.next_episode, session.n, last=e.created, task=parent.task if parent is not None else None
+                )
                 self.next_episode += 1
                 batch.episodes[e.eid] = (episode.n, session.n, e)
                 batch.by_session.setdefault(session.n, []).append((e.eid, episode.n))
@@ -358,12 +418,7 @@ class Live:
         if episode is None:
             return
         n, t = episode.n, d.t
-        episode.payload_bytes += len(d.payload)
-        episode.request_bytes += len(d.request)
-        if d.state is not None:
-            episode.state_bytes += len(d.state)
-        if d.created > episode.newest:
-            episode.newest = d.created
+        episode.add(d)
         if t is None:
             batch.of_episodes[n] = episode
             batch.errors.setdefault(n, []).append(Replied(episode.last_t, segment, offset, size, id))
@@ -376,16 +431,6 @@ class Live:
             t, segment, offset, size, id, d.kind, d.digest, d.semantic_digest if d.volatile is None else COMPUTED,
             d.reward, d.done, d.error_kind, d.hint_template_key,
         )  # fmt: skip
-        if t > episode.last_t:
-            episode.last_t = t
-        episode.deliveries += 1
-        if d.reward is not None:
-            episode.reward += d.reward
-        if d.done:
-            episode.done = True
-        if d.error_kind is not None:
-            kinds = episode.error_kinds or {}  # not changed in place: a batch that left has it
-            episode.error_kinds = {**kinds, d.error_kind: kinds.get(d.error_kind, 0) + 1}
         if d.refs:
             batch.refs.append((n, d.refs))
 

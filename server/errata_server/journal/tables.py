@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
 from errata_protocol.environment import SnapshotRef
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace, aggregated
+from errata_protocol.replay import EpisodeAggregates
 
 from .base import (
     DeliveryRow,
@@ -22,10 +24,12 @@ from .base import (
     RewardRow,
     SessionChange,
     SessionRow,
+    SessionStatus,
     TurnRow,
     is_owned,
 )
 from .codec import Deletion
+from .live import Episode as Totals
 
 ROW_BYTES = 1024
 """What any row is taken to cost beside its payload, request and state: its own fields and its place in the indexes."""
@@ -67,6 +71,7 @@ class Tables(Journal):
         self._bytes = 0
         self._sessions: dict[str, SessionRow] = {}
         self._episodes: dict[str, tuple[int, EpisodeRow]] = {}
+        self._totals: dict[str, Totals] = {}
         self._deliveries: dict[str, dict[int, DeliveryRow]] = {}
         self._errors: dict[str, dict[int, list[DeliveryRow]]] = {}
         self._episodes_of: dict[str, list[str]] = {}
@@ -119,6 +124,7 @@ class Tables(Journal):
                     self._bytes += ROW_BYTES
                 if not d.eid:
                     return
+                self._totals[d.eid].add(d)
                 turns = self._deliveries.setdefault(d.eid, {})
                 if d.t is not None:
                     turns[d.t] = d
@@ -128,6 +134,10 @@ class Tables(Journal):
                     self._bytes += _size(d)
             case EpisodeRow() as e:
                 self._n += 1
+                parent = self._totals.get(e.origin_eid) if e.origin_eid is not None else None
+                self._totals[e.eid] = Totals(
+                    self._n, 0, last=e.created, task=parent.task if parent is not None else None
+                )  # before the row: a list on another thread reads it with the row
                 self._episodes[e.eid] = (self._n, e)
                 self._episodes_of.setdefault(e.sid, []).append(e.eid)
                 if e.origin_eid is not None:
@@ -223,36 +233,41 @@ class Tables(Journal):
             for t, d in sorted(self._deliveries.get(eid, {}).items())
         ]
 
-    @_locked
     def episodes(
         self,
         *,
         limit: int,
-        before: int | None = None,
-        environment: str | None = None,
-        error_kind: str | None = None,
-        episode_id: str | None = None,
+        after: ListPlace | None = None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
         principal: str | None,
-    ) -> tuple[list[EpisodeStats], int | None]:
-        found: list[tuple[int, EpisodeStats]] = []
-        for n, row in reversed(list(self._episodes.values())):
-            if before is not None and n >= before:
-                continue
-            if environment is not None and row.environment != environment:
-                continue
-            if not is_owned(row.principal, principal) or episode_id not in (None, row.episode_id):
-                continue
-            turns = self.turns(row.eid)
-            kinds = Counter(t.error_kind for t in turns if t.error_kind is not None)
-            if error_kind is not None and error_kind not in kinds:
-                continue
-            reward = sum(t.reward for t in turns if t.reward is not None)
-            found.append(
-                (n, EpisodeStats(row, len(turns), reward, any(t.done for t in turns), dict(sorted(kinds.items()))))
-            )
-            if len(found) > limit:
-                break
-        return [s for _, s in found[:limit]], found[limit - 1][0] if len(found) > limit else None
+    ) -> tuple[list[EpisodeStats], ListPlace | None]:
+        found = (
+            one
+            for one in self._all_stats(principal)
+            if wanted.matches(one) and order.is_after(one, after)
+        )  # fmt: skip
+        page = order.first(found, limit + 1)
+        return page[:limit], order.place(page[limit - 1]) if len(page) > limit else None
+
+    def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
+        return aggregated((one for one in self._all_stats(principal) if wanted.matches(one)), bucket_s)
+
+    @_locked
+    def episode_stats(self, eid: str) -> EpisodeStats | None:
+        if eid not in self._episodes:
+            return None
+        row = self._episodes[eid][1]
+        return self._totals[eid].stats(row, _status(self._sessions.get(row.sid)))
+
+    def _all_stats(self, principal: str | None) -> Iterator[EpisodeStats]:
+        """Yield the episodes of an owner. Commits go on meanwhile; what is read is copied first."""
+        with self._lock:
+            rows, sessions = list(self._episodes.values()), self._sessions.copy()
+            totals = self._totals.copy()
+        for _, row in rows:
+            if is_owned(row.principal, principal) and (of := totals.get(row.eid)) is not None:  # not deleted meanwhile
+                yield of.stats(row, _status(sessions.get(row.sid)))
 
     @_locked
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
@@ -311,6 +326,7 @@ class Tables(Journal):
         if eid not in self._episodes:
             return 0
         _, row = self._episodes.pop(eid)
+        del self._totals[eid]
         self._bytes -= ROW_BYTES
         self._episodes_of[row.sid].remove(eid)
         if row.origin_eid is not None:
@@ -332,6 +348,10 @@ class Tables(Journal):
         if left := {seq: of for seq, of in pushes.items() if of.eid != eid}:
             self._pushes[row.sid] = left
         return len(gone)
+
+
+def _status(session: SessionRow | None) -> SessionStatus | None:
+    return session.status if session is not None else None
 
 
 def _size(d: DeliveryRow) -> int:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import CallerError, JournalUnavailable
+from errata_protocol.errors import CallerError, JournalUnavailable, UnknownEpisode
 
 from ..journal.base import (
     DeliveryRow,
     EpisodeRow,
+    EpisodeStats,
     Journal,
     JournalDamaged,
     Reads,
@@ -223,8 +224,9 @@ class Store:
         Raises:
             JournalUnavailable: The store is closed, or the machine has no thread left.
         """
-        if not self.journal.blocking:
-            return function()
+        return await self._on_thread(pool, function) if self.journal.blocking else function()
+
+    async def _on_thread(self, pool: ThreadPoolExecutor, function: Callable[[], R]) -> R:
         try:
             future = asyncio.get_running_loop().run_in_executor(pool, function)
         except RuntimeError as error:
@@ -239,6 +241,11 @@ class Store:
     def read(self, function: Callable[[Journal], R]) -> Awaitable[R]:
         """Return ``function(journal)``: one trip to the pool for all that it reads."""
         return self._read(function, self.journal)
+
+    async def scan(self, function: Callable[[Journal], R]) -> R:
+        """Return ``function(journal)``, called on a reader thread whatever the journal is: it goes through as many
+        episodes or turns as there are."""
+        return await self._on_thread(self._readers, lambda: function(self.journal))
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
@@ -280,15 +287,19 @@ class Store:
         """
         return self._read(find_delivery, self.journal, eid, t, principal)
 
-    def owned_turns(self, eid: str, principal: str | None) -> Awaitable[tuple[EpisodeRow, list[TurnRow]]]:
-        """Return an episode of ``principal`` and its deliveries without payloads, with semantic digests.
+    def owned_turns(self, eid: str, principal: str | None) -> Awaitable[tuple[EpisodeStats, list[TurnRow]]]:
+        """Return an episode of ``principal`` as lists show it, and its deliveries: semantic digests, no payloads.
 
         Raises:
             UnknownEpisode: See `owned_episode`.
         """
 
-        def find() -> tuple[EpisodeRow, list[TurnRow]]:
-            return find_episode(self.journal, eid, principal), self.journal.turns(eid, semantic=True)
+        def find() -> tuple[EpisodeStats, list[TurnRow]]:
+            find_episode(self.journal, eid, principal)
+            stats, turns = self.journal.episode_stats(eid), self.journal.turns(eid, semantic=True)
+            if stats is None:  # deleted since
+                raise UnknownEpisode(eid)
+            return stats, turns
 
         return self._read(find)
 

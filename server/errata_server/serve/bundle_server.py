@@ -25,10 +25,11 @@ from errata_protocol.bundle import (
     parse_line,
 )
 from errata_protocol.capabilities import PROTOCOL_NAME
+from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace, aggregated
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, NotSupported, UnknownEpisode
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
-from errata_protocol.replay import EpisodeDetail, EpisodePage, EpisodeSummary, RewardRecord
+from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, RewardRecord
 
 from ..doors import http_routes
 from ..doors.auth import guard
@@ -68,7 +69,7 @@ class Archive:
                 self._episodes |= {eid: (file, episode) for eid, episode in found.items()}
         if len(self.broken) == len(set(map(str, files))):
             raise InvalidRequest(next(iter(self.broken.values()), "name a bundle"))
-        self._newest = sorted(self._episodes.values(), key=lambda held: -held[1].record.created)
+        self._summaries = [episode.summary for _, episode in self._episodes.values()]
 
     def __len__(self) -> int:
         return len(self._episodes)
@@ -76,48 +77,51 @@ class Archive:
     @property
     def environments(self) -> list[str]:
         """Names of the environments that the episodes belong to, sorted."""
-        return sorted({episode.record.environment for _, episode in self._newest})
+        return sorted({one.environment for one in self._summaries})
 
     async def page(
         self,
         *,
         limit: int,
         cursor: str | None,
-        environment: str | None,
-        error_kind: str | None,
-        episode_id: str | None,
+        wanted: EpisodeFilter = EVERY,
+        order: EpisodeOrder = NEWEST,
         principal: str | None,
     ) -> EpisodePage:
-        """Return one page of episodes, newest first.
+        """Return one page of episodes.
 
         Args:
             limit: Largest number of episodes.
             cursor: ``next`` of the page before; None for the first page. One past the end gives an empty page.
-            environment: Only episodes of this environment; None for all.
-            error_kind: Only episodes with an error of this kind; None for all.
-            episode_id: Only episodes with this ``episode_id``; None for all.
+            wanted: What the episodes have to be.
+            order: What they are sorted by.
             principal: Ignored: an archive can be read by everyone who may use the server.
 
         Returns:
             The page. Its ``next`` is None if no further episode matches.
 
         Raises:
-            ValueError: ``cursor`` is not a number.
+            InvalidRequest: The cursor is none, or one of a list in another order.
         """
-        found: list[EpisodeSummary] = []
-        following: str | None = None
-        for place in range(int(cursor) if cursor is not None else 0, len(self._newest)):
-            summary = self._newest[place][1].summary
-            if (
-                environment in (None, summary.environment)
-                and (error_kind is None or error_kind in summary.error_kinds)
-                and episode_id in (None, summary.episode_id)
-            ):
-                if len(found) == limit:
-                    following = str(place)
-                    break
-                found.append(summary)
-        return EpisodePage(episodes=found, next=following)
+        after = order.place_of(cursor) if cursor is not None else None
+        return await asyncio.to_thread(self._page, limit, after, wanted, order)
+
+    def _page(self, limit: int, after: ListPlace | None, wanted: EpisodeFilter, order: EpisodeOrder) -> EpisodePage:
+        found = (one for one in self._summaries if wanted.matches(one) and order.is_after(one, after))
+        page = order.first(found, limit + 1)
+        following = order.cursor(order.place(page[limit - 1])) if len(page) > limit else None
+        return EpisodePage(episodes=page[:limit], next=following)
+
+    async def aggregates(
+        self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None
+    ) -> EpisodeAggregates:
+        """Return what episodes add up to, by the time of their creation.
+
+        Raises:
+            InvalidRequest: There are too many buckets or counts.
+        """
+        found = (one for one in self._summaries if wanted.matches(one))
+        return await asyncio.to_thread(aggregated, found, bucket_s)
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
         """Return an episode with its turns.

@@ -1,0 +1,20 @@
+"""Times as commands take them."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+
+import typer
+
+
+def when(text: str) -> float:
+    """Parse a time, absolute or relative to now, to seconds since 1970."""
+    ago = re.fullmatch(r"(\d+)\s*([mhd])", text.strip())
+    if ago is not None:
+        return time.time() - int(ago[1]) * {"m": 60, "h": 3600, "d": 86_400}[ago[2]]
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a time, such as 2026-05-01, 2026-05-01T12:00, 12h or 7d") from error
