@@ -17,6 +17,7 @@ from .errors import CODES, CallerError, ErrataError, ServiceError, error_from_wi
 from .markers import HINT_TEMPLATE_KEYS, Detection, ErrorKind, ErrorMarkers, ErrorSite
 from .payload import canonical, digest, encode_payload, semantic_digest, splice
 from .replay import (
+    AgentText,
     EpisodeAggregates,
     EpisodeBucket,
     EpisodeDetail,
@@ -24,15 +25,18 @@ from .replay import (
     EpisodeSummary,
     ForkReply,
     ForkRequest,
+    PlayedTurn,
     RewardPost,
     RewardRecord,
     StateAt,
+    TurnPage,
     TurnRecord,
 )
 
 __all__ = [
     "CODES",
     "HINT_TEMPLATE_KEYS",
+    "AgentText",
     "CallerError",
     "Capabilities",
     "Detection",
@@ -50,6 +54,7 @@ __all__ = [
     "ErrorSite",
     "ForkReply",
     "ForkRequest",
+    "PlayedTurn",
     "Recoverable",
     "Recovery",
     "RewardPost",
@@ -60,6 +65,7 @@ __all__ = [
     "Snapshot",
     "SnapshotRef",
     "StateAt",
+    "TurnPage",
     "TurnRecord",
     "canonical",
     "default_agent_text",

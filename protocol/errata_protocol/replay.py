@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from .errors import UnknownEpisode
+from .markers import ErrorSite
 from .names import EPISODE
 
 Kind = Literal["reset", "step", "mcp"]
@@ -104,6 +105,73 @@ class TurnRecord(BaseModel):
     hint_template_key: str | None = None
     digest: str
     semantic_digest: str | None = None
+
+
+class PlayedTurn(TurnRecord):
+    """One delivery in ``GET /episodes/{eid}/turns``: its record, and what its request and payload say of it.
+
+    Attributes:
+        created: When its request began to run, seconds since the epoch.
+        since_s: Time from the beginning of the delivery before to that of this one, in seconds: that call and the
+            agent's own time. None of the first delivery of an episode.
+        duration_s: Time that the call took, in seconds, if the observation has it under this name.
+        action: The request: decoded JSON, in which long texts are cut; a text of its beginning where it is longer than
+            that, or no JSON.
+        action_cut: Whether ``action`` is less than the whole request.
+        action_bytes: Size of the whole request, in bytes.
+        tool: Name of the tool that the action calls, if it names one.
+        exit_code: Exit code of the command that ran, if the observation has one.
+        error: Why the request failed apart from an exit code, at most 300 characters.
+        severity: ``error`` or ``warning`` of a marked turn.
+        error_site: Where a marked turn failed. Its span counts code points in a field of the whole action.
+        late_rewards: Number of rewards that came after the delivery.
+    """
+
+    created: float
+    since_s: float | None = None
+    duration_s: float | None = None
+    action: Any = None
+    action_cut: bool = False
+    action_bytes: int = 0
+    tool: str | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    severity: str | None = None
+    error_site: ErrorSite | None = None
+    late_rewards: int = 0
+
+
+class TurnPage(BaseModel):
+    """``GET /episodes/{eid}/turns``.
+
+    Attributes:
+        turns: Turns in order of t.
+        next: Cursor of the following page, None on the last: t of the last turn, as text.
+        deliveries: Number of all deliveries of the episode.
+    """
+
+    turns: list[PlayedTurn]
+    next: str | None = None
+    deliveries: int = 0
+
+
+class AgentText(BaseModel):
+    """What an agent read of a delivery, in ``GET /episodes/{eid}/states/{t}/agent_text`` (PROTOCOL B4).
+
+    Attributes:
+        t: Its delivery.
+        kind: Kind of the request.
+        agent_text: The text.
+        agent_text_version: Version of the environment's function that made it; None for JSON of the observation.
+        as_read: Whether the agent read this text. False where the environment is not installed in the version that
+            was played, or cannot read the payload: the text is then JSON of the observation.
+    """
+
+    t: int
+    kind: Kind
+    agent_text: str
+    agent_text_version: str | None = None
+    as_read: bool = True
 
 
 class RewardRecord(BaseModel):

@@ -21,6 +21,7 @@ from errata_protocol.episode_lists import DAY_S, MAX_BUCKET_S, MAX_CURSOR, Episo
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable
 from errata_protocol.json_text import ValueCounter
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
+from errata_protocol.turn_pages import DEFAULT_PAGE
 
 from ..episodes.bundles import bundle
 from ..episodes.episodes import Episodes
@@ -172,16 +173,35 @@ def register_reads(app: FastAPI, reads: EpisodeReads, store: Store | None = None
         before, _, after = text.partition(b'"turns":[]')
         return _list(found.turns, before + b'"turns":', after)
 
+    @app.get("/episodes/{eid}/turns", **_EPISODES)
+    async def get_turns(
+        request: Request,
+        eid: str,
+        limit: int = Query(default=DEFAULT_PAGE, ge=1, le=MAX_PAGE),
+        cursor: str | None = Query(default=None, pattern="^[0-9]{1,16}$"),
+    ) -> Response:
+        after = int(cursor) if cursor is not None else -1
+        return await _json_of(
+            await reads.turns(eid, after=after, limit=limit, principal=await owner(request, eid))
+        )  # fmt: skip
+
+    @app.get("/episodes/{eid}/states/{t}/action", **_EPISODES)
+    async def get_action(request: Request, eid: str, t: str) -> Response:
+        found = await reads.action(eid, _delivery_index(t), await owner(request, eid))
+        return Response(found, media_type="application/json", headers=_UNCHANGING)
+
+    @app.get("/episodes/{eid}/states/{t}/agent_text", **_EPISODES)
+    async def get_agent_text(request: Request, eid: str, t: str) -> Response:
+        return await _json_of(await reads.agent_text(eid, _delivery_index(t), await owner(request, eid)))
+
     @app.get("/episodes/{eid}/states/{t}", **_EPISODES)
     async def get_state(request: Request, eid: str, t: str) -> Response:
-        if not (t.isascii() and t.isdecimal()) or len(t) > 18:
-            raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t[:100]!a}")
-        found = await reads.delivered(eid, int(t), await owner(request, eid))
+        found = await reads.delivered(eid, _delivery_index(t), await owner(request, eid))
         headers = {
             "ETag": f'"{found.digest}"',
             "X-Errata-T": str(found.t),
             "X-Errata-Kind": found.kind,
-            "Cache-Control": "private, immutable",
+            **_UNCHANGING,
         }
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
@@ -378,6 +398,21 @@ async def _refuse_unknown_parameters(request: Request) -> None:
 
 _EPISODES: dict[str, Any] = {"tags": ["Errata"], "dependencies": [Depends(_refuse_unknown_parameters)]}
 """Arguments of the routes below ``/episodes``."""
+
+
+_UNCHANGING = {"Cache-Control": "private, immutable"}
+"""Headers of an answer that is always the same."""
+
+
+def _delivery_index(text: str) -> int:
+    """Return the t that a path names.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {text[:100]!a}")
+    return int(text)
 
 
 def _list(records: Sequence[BaseModel], before: bytes = b"", after: bytes = b"") -> Response:

@@ -382,6 +382,28 @@ class Reads(ABC):
         """
 
     @abstractmethod
+    def deliveries(self, eid: str, *, after: int = -1, limit: int, most_bytes: int) -> list[DeliveryRow]:
+        """Return deliveries of an episode, whole and in order of t. What it costs does not depend on how many others
+        the episode has.
+
+        Args:
+            eid: Episode.
+            after: The t behind which they begin; -1 for the first.
+            limit: At most this many.
+            most_bytes: Size of requests and payloads, in bytes, after which no further one is read.
+        """
+
+    @abstractmethod
+    def late_rewards(self, eid: str, *, first: int, last: int) -> dict[int, int]:
+        """Return how many late rewards the deliveries of an episode have, by their t.
+
+        Args:
+            eid: Episode.
+            first: Lowest t that counts.
+            last: Highest t that counts.
+        """
+
+    @abstractmethod
     def episodes(
         self,
         *,

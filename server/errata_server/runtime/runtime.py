@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from errata_os import descriptors
+from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import JournalUnavailable
 
 from ..clock import Clock
@@ -67,6 +68,7 @@ class Runtime:
         store: Access to the journal.
         rewards: Late rewards.
         live_sessions: The sessions of all environments.
+        specs: What the environments that are served publish, by name; one that publishes nothing is not there.
         sandbox: The sandbox backend and its layers.
         lag: How late the event loop of the application is.
         readiness: Whether the server can be given new work.
@@ -106,6 +108,7 @@ class Runtime:
         self.store = Store(self.data_dir, floor_bytes=settings.disk_floor_bytes, wait_s=settings.journal_wait_s)
         self.rewards = Rewards(self.store, self.clock, self.metrics)
         self.live_sessions = LiveSessions(self.store)
+        self.specs: dict[str, EnvironmentSpec] = {}
         self.sandbox = Sandboxes(settings, self.data_dir, sandboxes)
         self.quotas = PrincipalQuotas(settings.max_sessions_per_principal, settings.max_unfinished_bytes)
         self.retention_clock = RetentionClock(self.clock.time())
