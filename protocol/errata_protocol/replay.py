@@ -244,6 +244,43 @@ class EpisodeDetail(EpisodeSummary):
     agent_text_version: str | None = None
 
 
+Happened = Literal["created", "delivered", "marked", "ended", "rewarded", "session", "deleted"]
+
+
+class EpisodeEvent(BaseModel):
+    """What happened to an episode, in ``GET /episodes/events`` (PROTOCOL G): all since the event before it.
+
+    Attributes:
+        eid: The episode; None for a session without one.
+        session: sha256 of its session's id, first 12 hex digits, as in `EpisodeSummary`.
+        environment: Name of the environment.
+        what: What happened: it was ``created``, something was ``delivered``, a turn of it was ``marked`` with an error,
+            it ``ended``, late rewards came (``rewarded``), the status of its ``session`` changed, it was ``deleted``.
+        t: Its newest delivery, None where none was made since the server began to look.
+        reward: Finite reward of that delivery.
+        done: Whether a delivery ended it since then.
+        error_kind: Kind of the newest marked turn among what happened, at most 200 characters.
+        error_t: Its t.
+        late_t: The t of the newest late reward among what happened.
+        late_reward: Its value.
+        status: New status of the session: ``closed``, ``lost`` or ``expired``. It is that of all its episodes that are
+            not done.
+    """
+
+    eid: str | None
+    session: str
+    environment: str
+    what: list[Happened]
+    t: int | None = None
+    reward: float | None = None
+    done: bool = False
+    error_kind: str | None = None
+    error_t: int | None = None
+    late_t: int | None = None
+    late_reward: float | None = None
+    status: str | None = None
+
+
 class DeleteRequest(BaseModel):
     """Body of ``POST /episodes/delete``; ``unused_only`` keeps what open sessions stand on or forks come from."""
 

@@ -27,9 +27,11 @@ from ..episodes.bundles import bundle
 from ..episodes.episodes import Episodes
 from ..episodes.interface import EpisodeReads
 from ..runtime import metrics
+from ..runtime.changes import Changes
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from ..runtime.store import Store
+from .event_stream import EventResponse, EventStream
 from .input_errors import (
     BodyTooLong,
     TooManyValues,
@@ -101,7 +103,13 @@ def register(
         return Response(runtime.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     if replayable:
-        register_reads(app, episodes.reads, runtime.store)
+        register_reads(
+            app,
+            episodes.reads,
+            runtime.store,
+            changes=runtime.store.changes,
+            warned=lambda: runtime.shutdown.is_announced,
+        )
         _register_changes(app, runtime, episodes)
 
 
@@ -118,13 +126,22 @@ def register_probe(app: FastAPI, probe: bytes) -> None:
         return Response(probe, media_type="application/json")
 
 
-def register_reads(app: FastAPI, reads: EpisodeReads, store: Store | None = None) -> None:
+def register_reads(
+    app: FastAPI,
+    reads: EpisodeReads,
+    store: Store | None = None,
+    *,
+    changes: Changes,
+    warned: Callable[[], bool],
+) -> None:
     """Add the routes that read episodes.
 
     Args:
         app: The application.
         reads: Reads the episodes.
         store: The journal that knows whose they are; None where who may use the server may read all of them.
+        changes: What happens to the episodes.
+        warned: Returns whether ``changes`` is told when the server begins to stop.
     """
 
     async def owner(request: Request, *eids: str) -> str | None:
@@ -164,6 +181,30 @@ def register_reads(app: FastAPI, reads: EpisodeReads, store: Store | None = None
     ) -> Response:
         found = await reads.aggregates(bucket_s=bucket_s, wanted=wanted, principal=await owner(request))
         return await _json_of(found)
+
+    @app.get("/episodes/events", **_EPISODES)
+    async def get_events(
+        request: Request,
+        environment: str | None = None,
+        eid: str | None = None,
+        cursor: str | None = Query(default=None, max_length=MAX_CURSOR),
+    ) -> Response:
+        principal = await owner(request, *([eid] if eid is not None else ()))
+        episode = None
+        if eid is not None and store is not None:
+            episode = await store.owned_episode(eid, principal)
+        elif eid is not None:
+            await reads.turns(eid, after=-1, limit=1, principal=principal)  # raises for one that is not there
+        stream = EventStream(
+            changes,
+            store,
+            principal=principal,
+            environment=_listed_environment(request, environment),
+            episode=episode,
+            cursor=request.headers.get("last-event-id", cursor),
+            warned=warned(),
+        )
+        return EventResponse(stream)
 
     @app.get("/episodes/{eid}", **_EPISODES)
     async def get_episode(request: Request, eid: str) -> Response:
@@ -361,8 +402,7 @@ def _wanted(
 ) -> EpisodeFilter:
     """Return the filter that the parameters of a list are."""
     return EpisodeFilter(
-        # An application that is mounted below an environment's name lists the episodes of that one only.
-        environment=getattr(request.app.state, "errata_lists_only", environment),
+        environment=_listed_environment(request, environment),
         task=task,
         status=status,
         error_kind=error_kind,
@@ -375,6 +415,13 @@ def _wanted(
         last_from=last_from,
         last_before=last_before,
     )
+
+
+def _listed_environment(request: Request, asked: str | None) -> str | None:
+    """Return the only environment whose episodes are listed, None for all: an application that is mounted below an
+    environment's name lists those of that one, whatever is ``asked`` for."""
+    found: str | None = getattr(request.app.state, "errata_lists_only", asked)
+    return found
 
 
 _WANTED = Depends(_wanted)

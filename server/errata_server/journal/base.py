@@ -503,18 +503,7 @@ class Journal(Reads):
                 text with a lone surrogate; nothing of the group was written.
             errata_protocol.errors.JournalUnavailable: The journal was closed before the commit.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def settle(_: Sequence[Record], error: ErrataError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self.submit(records, settle)
-        await future
+        await durable(self.submit, records)
 
     @abstractmethod
     def submit(
@@ -564,3 +553,19 @@ class Journal(Reads):
     @abstractmethod
     def close(self) -> None:
         """Write what is pending, stop threads, release files. Idempotent."""
+
+
+async def durable(submit: Callable[[Sequence[Record], Settled], None], records: Sequence[Record]) -> None:
+    """Submit records and wait until they are durable; see `Journal.commit`."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def settle(_: Sequence[Record], error: ErrataError | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    submit(records, settle)
+    await future

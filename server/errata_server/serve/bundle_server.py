@@ -46,6 +46,7 @@ from ..doors import http_routes
 from ..doors.auth import guard
 from ..episodes.agent_texts import AgentTexts
 from ..episodes.interface import Delivered
+from ..runtime.changes import Changes
 from ..runtime.ownership import missing_delivery
 from ..runtime.readiness import listed_without_details
 from ..settings import Settings
@@ -259,8 +260,18 @@ class Archive:
         return self._episodes[eid]
 
 
-def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False) -> FastAPI:
-    """Create an application with the read routes of a live server over an archive."""
+def archive_app(
+    archive: Archive, settings: Settings, *, insecure: bool = False, changes: Changes | None = None
+) -> FastAPI:
+    """Create an application with the read routes of a live server over an archive.
+
+    Args:
+        archive: The episodes.
+        settings: Who may use it.
+        insecure: Whether other machines may without a token.
+        changes: Ended by the caller when the server begins to stop; nothing happens in it. None where nobody does.
+    """
+    warned = changes is not None
     app = FastAPI(title="Errata episode bundles", version="1.0.0")
 
     @app.get("/capabilities", tags=["Errata"])
@@ -280,7 +291,7 @@ def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False)
             unusable = listed_without_details(unusable)
         return {"status": "ready", "reasons": [], **({"unusable": unusable} if unusable else {})}
 
-    http_routes.register_reads(app, archive)
+    http_routes.register_reads(app, archive, changes=changes or Changes(), warned=lambda: warned)
 
     @app.get("/episodes/{eid}/bundle", tags=["Errata"])
     async def bundle(eid: str, ancestors: bool = False) -> Response:
@@ -304,6 +315,7 @@ def serve_archive(files: Sequence[Path], bind: Bind) -> None:
     archive = Archive(files)
     for why in archive.broken.values():
         print(f"errata: not served: {why}", file=sys.stderr)
-    app = archive_app(archive, settings, insecure=bind.insecure)
+    changes = Changes()
+    app = archive_app(archive, settings, insecure=bind.insecure, changes=changes)
     served = ", ".join(str(file) for file in files if str(file) not in archive.broken)
-    run_read_only(app, bind, f"{len(archive)} episodes of {served}, read-only")
+    run_read_only(app, bind, f"{len(archive)} episodes of {served}, read-only", changes.end)
