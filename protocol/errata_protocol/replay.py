@@ -258,7 +258,7 @@ class EpisodeEvent(BaseModel):
             it ``ended``, late rewards came (``rewarded``), the status of its ``session`` changed, it was ``deleted``.
         t: Its newest delivery, None where none was made since the server began to look.
         reward: Finite reward of that delivery.
-        done: Whether a delivery ended it since then.
+        done: Whether a delivery has ended it, None where ``t`` is.
         error_kind: Kind of the newest marked turn among what happened, at most 200 characters.
         error_t: Its t.
         late_t: The t of the newest late reward among what happened.
@@ -273,7 +273,7 @@ class EpisodeEvent(BaseModel):
     what: list[Happened]
     t: int | None = None
     reward: float | None = None
-    done: bool = False
+    done: bool | None = None
     error_kind: str | None = None
     error_t: int | None = None
     late_t: int | None = None

@@ -60,7 +60,7 @@ def test_what_happened_since_a_reader_read_is_one_event_for_an_episode(world: Wo
     world.commit(session(), episode("e1"), delivery("e1", 0, id=1, reward=None))
     (event,) = world.take(reader)
     assert event == EpisodeEvent(
-        eid="e1", session=name_of("s"), environment="e", what=["created", "delivered"], t=0
+        eid="e1", session=name_of("s"), environment="e", what=["created", "delivered"], t=0, done=False
     )  # fmt: skip
     assert world.take(reader) == []
     for t in range(1, 9):
@@ -72,12 +72,13 @@ def test_what_happened_since_a_reader_read_is_one_event_for_an_episode(world: Wo
     world.commit(reward("e1", 4, value=0.75, reward_id="b", seq=2))
     (event,) = world.take(reader)
     assert (event.what, event.late_t, event.late_reward) == (["rewarded"], 4, 0.75)
-    assert (event.t, event.error_kind, event.error_t) == (8, None, None)
+    assert (event.t, event.error_kind, event.error_t, event.done) == (8, None, None, True)
     world.commit(SessionChange("s", given_out=True))
     assert world.take(reader) == []
     world.commit(SessionChange("s", status="lost", lost="why"))
     (event,) = world.take(reader)
     assert (event.eid, event.session, event.what, event.status) == ("e1", name_of("s"), ["session"], "lost")
+    assert event.t is event.done is None  # that is not of this message
     row = world.journal.episode("e1")
     assert row is not None and world.journal.delete_episode("e1") == 9
     world.changes.deleted(row)

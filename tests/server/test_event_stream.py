@@ -15,8 +15,10 @@ import pytest
 from errata_client import ErrataClient
 from errata_protocol.errors import ErrataError
 from errata_server.doors.event_stream import HEARTBEAT_S, PACE_S, UNWARNED_S
+from errata_server.journal import MemoryJournal
 from errata_server.runtime import changes as module
-from errata_server.runtime.changes import KEEP_S
+from errata_server.runtime.changes import KEEP_S, Changes, Reader
+from errata_server.runtime.store import Store
 from errata_server.serve.bundle_server import Archive, archive_app
 from errata_server.settings import Settings
 from errata_server.simulation import SimulatedMachine
@@ -24,7 +26,8 @@ from errata_server.simulation import SimulatedMachine
 from .booted import Booted, boot
 from .environments import CountEnvironment
 from .event_reader import EventReader
-from .local_server import LocalServer
+from .journal_rows import episode, session
+from .local_server import LocalServer, serving
 
 COUNT = "tests.server.environments:CountEnvironment"
 
@@ -313,25 +316,42 @@ def test_each_principal_is_told_of_its_own(tmp_path: Path) -> None:
     assert told == {token: [eid] for token, eid in made.items()}
 
 
+class Follower:
+    """Reads a stream on a thread, and says how it ended."""
+
+    def __init__(self, url: str) -> None:
+        self.begun = threading.Event()
+        self.ended = ""
+        self._thread = threading.Thread(target=self._follow, args=[f"{url}/episodes/events"])
+        self._thread.start()
+
+    def _follow(self, url: str) -> None:
+        try:
+            with httpx.stream("GET", url, timeout=60) as answer:
+                for _ in answer.iter_lines():
+                    self.begun.set()
+            self.ended = "whole"
+        except httpx.HTTPError as error:  # cut off, when the server waited no longer
+            self.ended = repr(error)
+
+    def join(self) -> str:
+        self._thread.join(60)
+        return self.ended
+
+
 def test_a_server_stops_at_once_although_streams_are_open(tmp_path: Path) -> None:
-    ends: list[str] = []
-    with LocalServer(COUNT, tmp_path) as server:
-        begun = threading.Event()
-
-        def follow() -> None:
-            try:
-                with httpx.stream("GET", f"{server.url}/episodes/events", timeout=60) as answer:
-                    for _ in answer.iter_lines():
-                        begun.set()
-                ends.append("whole")
-            except httpx.HTTPError as error:  # cut off, when the server waited no longer
-                ends.append(repr(error))
-
-        thread = threading.Thread(target=follow)
-        thread.start()
-        assert begun.wait(60)
-    thread.join(60)
-    assert ends == ["whole"]
+    with LocalServer(COUNT, tmp_path / "data") as server:
+        live = Follower(server.url)
+        assert live.begun.wait(60)
+        with ErrataClient(server.url).sync() as client:
+            client.reset()
+            (tmp_path / "b.jsonl").write_bytes(httpx.get(f"{server.url}/episodes/{client.eid}/bundle").content)
+    assert live.join() == "whole"
+    changes = Changes()
+    with serving(archive_app(Archive([tmp_path / "b.jsonl"]), Settings(), changes=changes), changes.end) as url:
+        archived = Follower(url)
+        assert archived.begun.wait(60)
+    assert archived.join() == "whole"
 
 
 async def test_a_file_of_episodes_has_a_stream_on_which_nothing_happens(tmp_path: Path) -> None:
@@ -349,12 +369,6 @@ async def test_a_file_of_episodes_has_a_stream_on_which_nothing_happens(tmp_path
 
 
 async def test_a_commit_whose_caller_has_gone_is_told_of(tmp_path: Path) -> None:
-    from errata_server.journal import MemoryJournal
-    from errata_server.runtime.changes import Changes, Reader
-    from errata_server.runtime.store import Store
-
-    from .journal_rows import episode, session
-
     class Slow(MemoryJournal):
         waiting: list[Callable[[], None]]
 

@@ -94,7 +94,7 @@ class Change:
             "what": [what for what, at in zip(_WHAT, self.at, strict=True) if at > after],
             "t": self.t,
             "reward": self.reward,
-            "done": self.done,
+            "done": self.done if self.t is not None else None,
             "error_kind": self.error_kind if marked else None,
             "error_t": self.error_t if marked else None,
             "late_t": self.late_t if late else None,
