@@ -147,7 +147,10 @@ def test_nothing_is_kept_without_readers_and_a_cursor_of_before_lists(world: Wor
     cursor = world.changes.cursor(reader)
     world.changes.begin()  # the journal is opened again
     assert not world.changes.active
+    world.commit(delivery("e1", 0, id=1))
+    assert world.take(reader) == []  # of before, too
     assert world.reader(cursor)[1] in ("restart", "behind")
+    assert world.changes.take(reader)[2] == "behind"
 
 
 def test_places_are_bounded_for_all_and_for_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,7 +257,8 @@ class Tables(Journal):
     @_locked
     def late_rewards(self, eid: str, *, first: int, last: int) -> dict[int, int]:
         of = self._late_rewards.get(eid, Counter())
-        return {t: count for t in range(first, last + 1) if (count := of.get(t))}
+        ts: Iterable[int] = of if len(of) < last - first else range(first, last + 1)
+        return {t: of[t] for t in ts if first <= t <= last and t in of}
 
     def episodes(
         self,

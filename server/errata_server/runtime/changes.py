@@ -288,6 +288,9 @@ class Changes:
         """Return what a reader has not read: events with their cursors, changes that have to be looked up (`look_up`)
         before anything is taken, and why it has to list."""
         with self._lock:
+            if not self.active:  # the journal was opened again, and nobody has begun to read since
+                reader.waits = True
+                return [], (), None
             if reader.at < max(self._first, self._seq - RING):
                 reader.at = self._restarted()
                 return [], (), "behind"
