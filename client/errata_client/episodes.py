@@ -8,7 +8,16 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from errata_protocol.episode_lists import DAY_S, EVERY, NEWEST, EpisodeFilter, EpisodeOrder, page_query
-from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, RewardPost, StateAt
+from errata_protocol.replay import (
+    AgentText,
+    EpisodeAggregates,
+    EpisodeDetail,
+    EpisodePage,
+    RewardPost,
+    StateAt,
+    TurnPage,
+)
+from errata_protocol.turn_pages import DEFAULT_PAGE
 
 from .deliveries.delivery_log import DeliveryLog
 from .deliveries.late_rewards import Reward
@@ -85,6 +94,29 @@ class Episodes:
             NotSupported: The server has no journal, e.g. a vanilla OpenEnv server.
         """
         return await self._door.episode(eid)
+
+    async def turns(self, eid: str, *, limit: int = DEFAULT_PAGE, cursor: str | int | None = None) -> TurnPage:
+        """Return one page of an episode's turns with their actions, times and error sites.
+
+        Args:
+            eid: Episode.
+            limit: Most turns of the page, 1 to 500; it has fewer where they are large.
+            cursor: ``next`` of the page before, or any t, behind which the page begins; None for the first page.
+
+        Raises:
+            UnknownEpisode: There is no such episode.
+            InvalidRequest: An argument is not valid.
+            NotSupported: The server has no such route, e.g. an earlier one.
+        """
+        return await self._door.turns(eid, {"limit": limit, **({"cursor": cursor} if cursor is not None else {})})
+
+    async def action(self, eid: str, t: int) -> bytes:
+        """Return the whole request that delivery ``t`` answered, as journaled; errors as `state_at`."""
+        return await self._door.action(eid, t)
+
+    async def agent_text(self, eid: str, t: int) -> AgentText:
+        """Return what the agent read of delivery ``t``; errors as `state_at`."""
+        return await self._door.agent_text(eid, t)
 
     async def state_at(self, eid: str, t: int) -> StateAt:
         """Return the exact bytes of a delivery, verified by their digest.

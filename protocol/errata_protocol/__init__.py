@@ -17,22 +17,27 @@ from .errors import CODES, CallerError, ErrataError, ServiceError, error_from_wi
 from .markers import HINT_TEMPLATE_KEYS, Detection, ErrorKind, ErrorMarkers, ErrorSite
 from .payload import canonical, digest, encode_payload, semantic_digest, splice
 from .replay import (
+    AgentText,
     EpisodeAggregates,
     EpisodeBucket,
     EpisodeDetail,
+    EpisodeEvent,
     EpisodePage,
     EpisodeSummary,
     ForkReply,
     ForkRequest,
+    PlayedTurn,
     RewardPost,
     RewardRecord,
     StateAt,
+    TurnPage,
     TurnRecord,
 )
 
 __all__ = [
     "CODES",
     "HINT_TEMPLATE_KEYS",
+    "AgentText",
     "CallerError",
     "Capabilities",
     "Detection",
@@ -40,6 +45,7 @@ __all__ = [
     "EpisodeAggregates",
     "EpisodeBucket",
     "EpisodeDetail",
+    "EpisodeEvent",
     "EpisodeFilter",
     "EpisodeOrder",
     "EpisodePage",
@@ -50,6 +56,7 @@ __all__ = [
     "ErrorSite",
     "ForkReply",
     "ForkRequest",
+    "PlayedTurn",
     "Recoverable",
     "Recovery",
     "RewardPost",
@@ -60,6 +67,7 @@ __all__ = [
     "Snapshot",
     "SnapshotRef",
     "StateAt",
+    "TurnPage",
     "TurnRecord",
     "canonical",
     "default_agent_text",

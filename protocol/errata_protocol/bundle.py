@@ -14,6 +14,7 @@ refuses another ``version``.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import math
 import sys
@@ -316,6 +317,7 @@ class BundledEpisode:
     Attributes:
         places: (offset, length) of the line of each delivery in the bundle, by t.
         turn_at: The turn of each of these deliveries, by t.
+        late_rewards: Number of late rewards of each delivery that has any, by t.
         task: Task of the episode; in a bundle of an earlier version, what its first delivery names.
         last: Time of the newest delivery, seconds since the epoch.
         span: Place of all its lines in the bundle, which follow one another: first byte and the byte after the last.
@@ -327,6 +329,7 @@ class BundledEpisode:
         self.rewards: list[RewardRecord] = []
         self.places: dict[int, tuple[int, int]] = {}
         self.turn_at: dict[int, TurnRecord] = {}
+        self.late_rewards = Counter[int]()
         self.task = record.task
         self.last = record.created
         self.span = (0, 0)
@@ -334,6 +337,11 @@ class BundledEpisode:
     def extend(self, begin: int, end: int) -> None:
         """Take the place of the next line of the episode."""
         self.span = (self.span[0] or begin, end)
+
+    @functools.cached_property
+    def ts(self) -> list[int]:
+        """The t of its deliveries in order, once all of them were read."""
+        return sorted(self.turn_at)
 
     @property
     def summary(self) -> EpisodeSummary:
@@ -392,6 +400,7 @@ def index_bundle(lines: Iterable[bytes]) -> dict[str, BundledEpisode]:
                 if episode.task is None and len(episode.turns) == 1:
                     episode.task = task_of(record.payload_bytes, record.request_bytes)
             else:
+                episode.late_rewards[record.t] += 1
                 episode.rewards.append(
                     RewardRecord(t=record.t, value=record.value, source=record.source, reward_id=record.reward_id)
                 )

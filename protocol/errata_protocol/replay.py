@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from .errors import UnknownEpisode
+from .markers import ErrorSite
 from .names import EPISODE
 
 Kind = Literal["reset", "step", "mcp"]
@@ -106,6 +107,73 @@ class TurnRecord(BaseModel):
     semantic_digest: str | None = None
 
 
+class PlayedTurn(TurnRecord):
+    """One delivery in ``GET /episodes/{eid}/turns``: its record, and what its request and payload say of it.
+
+    Attributes:
+        created: When its request began to run, seconds since the epoch.
+        since_s: Time from the beginning of the delivery before to that of this one, in seconds: that call and the
+            agent's own time. None of the first delivery of an episode.
+        duration_s: Time that the call took, in seconds, if the observation has it under this name.
+        action: The request: decoded JSON, in which long texts are cut; a text of its beginning where it is longer than
+            that, or no JSON.
+        action_cut: Whether ``action`` is less than the whole request.
+        action_bytes: Size of the whole request, in bytes.
+        tool: Name of the tool that the action calls, if it names one.
+        exit_code: Exit code of the command that ran, if the observation has one.
+        error: Why the request failed apart from an exit code, at most 300 characters.
+        severity: ``error`` or ``warning`` of a marked turn.
+        error_site: Where a marked turn failed. Its span counts code points in a field of the whole action.
+        late_rewards: Number of rewards that came after the delivery.
+    """
+
+    created: float
+    since_s: float | None = None
+    duration_s: float | None = None
+    action: Any = None
+    action_cut: bool = False
+    action_bytes: int = 0
+    tool: str | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    severity: str | None = None
+    error_site: ErrorSite | None = None
+    late_rewards: int = 0
+
+
+class TurnPage(BaseModel):
+    """``GET /episodes/{eid}/turns``.
+
+    Attributes:
+        turns: Turns in order of t.
+        next: Cursor of the following page, None on the last: t of the last turn, as text.
+        deliveries: Number of all deliveries of the episode.
+    """
+
+    turns: list[PlayedTurn]
+    next: str | None = None
+    deliveries: int = 0
+
+
+class AgentText(BaseModel):
+    """What an agent read of a delivery, in ``GET /episodes/{eid}/states/{t}/agent_text`` (PROTOCOL B4).
+
+    Attributes:
+        t: Its delivery.
+        kind: Kind of the request.
+        agent_text: The text.
+        agent_text_version: Version of the environment's function that made it; None for JSON of the observation.
+        as_read: Whether the agent read this text. False where the environment is not installed in the version that
+            was played, or cannot read the payload: the text is then JSON of the observation.
+    """
+
+    t: int
+    kind: Kind
+    agent_text: str
+    agent_text_version: str | None = None
+    as_read: bool = True
+
+
 class RewardRecord(BaseModel):
     """One reward that came after its delivery, in ``GET /episodes/{eid}/rewards`` (PROTOCOL F4, G).
 
@@ -174,6 +242,43 @@ class EpisodeDetail(EpisodeSummary):
 
     turns: list[TurnRecord] = Field(default_factory=list)
     agent_text_version: str | None = None
+
+
+Happened = Literal["created", "delivered", "marked", "ended", "rewarded", "session", "deleted"]
+
+
+class EpisodeEvent(BaseModel):
+    """What happened to an episode, in ``GET /episodes/events`` (PROTOCOL G): all since the event before it.
+
+    Attributes:
+        eid: The episode; None for a session without one.
+        session: sha256 of its session's id, first 12 hex digits, as in `EpisodeSummary`.
+        environment: Name of the environment.
+        what: What happened: it was ``created``, something was ``delivered``, a turn of it was ``marked`` with an error,
+            it ``ended``, late rewards came (``rewarded``), the status of its ``session`` changed, it was ``deleted``.
+        t: Its newest delivery, None where none was made since the server began to look.
+        reward: Finite reward of that delivery.
+        done: Whether a delivery has ended it, None where ``t`` is.
+        error_kind: Kind of the newest marked turn among what happened, at most 200 characters.
+        error_t: Its t.
+        late_t: The t of the newest late reward among what happened.
+        late_reward: Its value.
+        status: New status of the session: ``closed``, ``lost`` or ``expired``. It is that of all its episodes that are
+            not done.
+    """
+
+    eid: str | None
+    session: str
+    environment: str
+    what: list[Happened]
+    t: int | None = None
+    reward: float | None = None
+    done: bool | None = None
+    error_kind: str | None = None
+    error_t: int | None = None
+    late_t: int | None = None
+    late_reward: float | None = None
+    status: str | None = None
 
 
 class DeleteRequest(BaseModel):

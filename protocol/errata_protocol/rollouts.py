@@ -18,7 +18,7 @@ from .replay import Kind
 
 SCHEMA_VERSION = 1
 
-_META_KEY = "openenv/error_markers"
+META_KEY = "openenv/error_markers"
 
 
 class _Row(BaseModel):
@@ -158,8 +158,8 @@ def marker_of(answer: Any) -> ErrorMarker | None:
     places = [
         observation,
         *metadata,
-        _at(answer, "result", "_meta", _META_KEY),
-        _at(answer, "error", "data", _META_KEY),
+        _at(answer, "result", "_meta", META_KEY),
+        _at(answer, "error", "data", META_KEY),
     ]
     for place in places:
         if isinstance(kind := _at(place, "error_kind"), str):

@@ -35,7 +35,7 @@ class Turn:
         reward: Reward of the delivery.
         done: Whether the delivery ended the episode.
         duration_s: Time that the call took, in seconds, if the observation has it.
-        created: When the reply was made, seconds since the epoch.
+        created: When the request began to run, seconds since the epoch.
     """
 
     t: int | None

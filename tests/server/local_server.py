@@ -8,13 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-from errata_server.serve.server import Bind, Served, _AnnouncingServer, _config, _listen, _url_of, build, prepare
+from errata_server.serve.server import (
+    Bind,
+    Served,
+    _AnnouncingServer,
+    _config,
+    _listen,
+    _ReadOnlyServer,
+    _url_of,
+    build,
+    prepare,
+)
 from errata_server.settings import Settings
 
 END_S = 60.0
@@ -71,11 +79,16 @@ class LocalServer:
 
 
 @contextlib.contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """Serve an application without a runtime, such as that of bundles; yield its URL."""
+def serving(app: Any, stopping: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Serve an application without a runtime, such as that of bundles; yield its URL.
+
+    Args:
+        app: The application.
+        stopping: Called when the server begins to stop.
+    """
     bind = Bind(port=0)
     listening = _listen(bind)
-    server = _Quiet(_config(app, bind))
+    server = _Quiet(_config(app, bind), stopping)
     thread = threading.Thread(target=asyncio.run, args=[server.serve(sockets=[listening])], name="local-server")
     thread.start()
     try:
@@ -85,7 +98,7 @@ def serving(app: Any) -> Iterator[str]:
         thread.join(END_S)
 
 
-class _Quiet(uvicorn.Server):
+class _Quiet(_ReadOnlyServer):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""

@@ -115,6 +115,17 @@ def test_replay_in_full_shows_what_the_agent_read(where: tuple[str, list[str]]) 
     assert "No such file" in lines[1]["agent_text"]
 
 
+def test_the_exact_request_of_a_turn_is_printed(where: tuple[str, list[str]]) -> None:
+    eid, options = where
+    assert printed("replay", eid, "1", "--action", *options) == '{"command":"head acces.log"}'
+    assert json.loads(printed("replay", eid, "2", "--action", "--json", *options)) == {
+        "eid": eid,
+        "t": 2,
+        "action": {"command": ESCAPES},
+    }
+    assert "has deliveries 0..2" in run("replay", eid, "7", "--action", *options).stderr
+
+
 def test_the_list_shows_the_task_the_status_the_errors_and_nothing_cut(where: tuple[str, list[str]]) -> None:
     eid, options = where
     columns, row = printed("episodes", *options).splitlines()
@@ -131,6 +142,8 @@ def test_options_that_do_not_go_together_are_refused(data_home: Path) -> None:
     eid = play(data_home / "one", "ls")
     assert "leave T out" in run("replay", eid, "1", "--full").stderr
     assert "give --full" in run("replay", eid, "--agent-text").stderr
+    assert "give T" in run("replay", eid, "--action").stderr
+    assert "not --agent-text" in run("replay", eid, "1", "--action", "--agent-text").stderr
 
 
 def test_replay_holds_one_turn_at_a_time(data_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

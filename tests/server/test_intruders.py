@@ -238,6 +238,7 @@ def test_what_belongs_to_somebody_else_answers_like_what_is_not_there() -> None:
                         answers.append(other.receive_text())
                 for method, rest, body in (
                     ("GET", "", None), ("DELETE", "", None), ("GET", "/states/0", None), ("GET", "/states/9", None),
+                    ("GET", "/turns", None), ("GET", "/states/0/action", None), ("GET", "/states/0/agent_text", None),
                     ("POST", "/fork", {"t": 0, "request_id": "r"}), ("POST", "/fork", {"t": 9, "request_id": "r"}),
                 ):  # fmt: skip
                     answer = client.request(method, f"/episodes/{one_eid}{rest}", json=body, headers=SECOND)

@@ -263,14 +263,14 @@ async def test_what_cannot_be_posted_is_told_apart(journal: Journal) -> None:
 async def test_a_caller_that_goes_away_does_not_take_the_push_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryJournal()
     runtime = await _with_episode(journal)
-    begun, gone, told, commit = asyncio.Event(), asyncio.Event(), asyncio.Event(), journal.commit
+    begun, gone, told, commit = asyncio.Event(), asyncio.Event(), asyncio.Event(), runtime.store.commit
 
     async def slow(*records: Any) -> None:
         begun.set()
         await gone.wait()
         await commit(*records)
 
-    monkeypatch.setattr(journal, "commit", slow)
+    monkeypatch.setattr(runtime.store, "commit", slow)
     runtime.rewards.subscribe(lambda *_: told.set())
     post = asyncio.create_task(runtime.rewards.post("e", 1, 0.5, "v", "r", None))
     await asyncio.wait_for(begun.wait(), 60)

@@ -21,12 +21,14 @@ from errata_protocol.errors import (
 from errata_protocol.exception_text import text_of
 from errata_protocol.printable import printable
 from errata_protocol.replay import (
+    AgentText,
     EpisodeAggregates,
     EpisodeDetail,
     EpisodePage,
     ForkReply,
     RewardPost,
     StateAt,
+    TurnPage,
     episode_path,
 )
 
@@ -164,6 +166,18 @@ class HttpDoor:
             raise FrameInvalid(f"state t={t} of episode {eid} came without a known X-Errata-Kind")
         Stamp(eid, t, announced).verify(response.content)
         return StateAt(eid, t, kind, response.content, announced, "server")
+
+    async def turns(self, eid: str, query: Mapping[str, Any]) -> TurnPage:
+        """Return a page of an episode's turns; see `Episodes.turns`."""
+        return _model(TurnPage, await self._send("GET", f"{episode_path(eid)}/turns", params=query, eid=eid))
+
+    async def action(self, eid: str, t: int) -> bytes:
+        """Return the whole request that delivery ``t`` of an episode answered."""
+        return (await self._send("GET", f"{episode_path(eid)}/states/{t}/action", eid=eid)).content
+
+    async def agent_text(self, eid: str, t: int) -> AgentText:
+        """Return what the agent read of delivery ``t`` of an episode."""
+        return _model(AgentText, await self._send("GET", f"{episode_path(eid)}/states/{t}/agent_text", eid=eid))
 
     async def rewards(self, eid: str) -> list[Reward]:
         """Return the late rewards of an episode."""

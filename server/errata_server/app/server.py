@@ -121,6 +121,8 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
         self.mcp = McpDoor(self.sessions, McpTools(self.action_cls, self.runtime.settings.step_timeout_s))
         decoder.read_mcp = self.mcp.decode
         self._spec = spec
+        if spec is not None:
+            self.runtime.specs[self.env_name] = spec
         if spec is not None and spec.unusable:
             self.runtime.readiness.tell(spec.name, functools.partial(_unusable, spec.unusable))
         self._insecure = insecure

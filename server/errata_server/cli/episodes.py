@@ -206,6 +206,7 @@ def replay(
         int | None, typer.Argument(min=0, max=2**53 - 1, help="Delivery; without, all turns are listed.")
     ] = None,
     agent_text: Annotated[bool, typer.Option(help="Print what the agent read instead of the payload.")] = False,
+    action: Annotated[bool, typer.Option("--action", help="Print the request of the step instead.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Print below each turn what the agent read.")] = False,
     data_dir: DataDir = None,
     url: Url = None,
@@ -214,15 +215,24 @@ def replay(
     """Show what the agent did, or print the exact bytes of a step.
 
     Without T: the turns, each with its action, in which «» mark what was wrong. With T: the bytes that the agent was
-    sent at step T, after checking their digest. --json prints a line for each turn.
+    sent at step T, after checking their digest; --action: those that it had sent. --json prints a line for each turn.
     """
     if full and t is not None:
         raise typer.BadParameter("--full is for all turns: leave T out, or give --agent-text")
     if agent_text and t is None:
         raise typer.BadParameter("--agent-text is for one turn: give T, or give --full for all")
+    if action and (t is None or agent_text):
+        raise typer.BadParameter("--action is for one turn, and for its request only: give T, and not --agent-text")
     with Source(data_dir, url, eids=[eid]) as source:
         if t is None:
             show_turns(source, eid, full=full, as_json=as_json)
+            return
+        if action:
+            request = source.action(eid, t)
+            if as_json:
+                typer.echo(json.dumps({"eid": eid, "t": t, "action": json_of(request, "request")}))
+            else:
+                write_exact(request)
             return
         payload, expected, kind = source.state(eid, t)
         if digest(payload) != expected:

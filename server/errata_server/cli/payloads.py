@@ -9,8 +9,8 @@ from errata_protocol.errors import JournalUnavailable
 from errata_protocol.replay import observation_of
 
 
-def json_of(payload: bytes) -> Any:
-    """Return the JSON value of a payload.
+def json_of(payload: bytes, what: str = "payload") -> Any:
+    """Return the JSON value of a payload, or of a request where ``what`` says so.
 
     Raises:
         JournalUnavailable: It has none.
@@ -18,7 +18,7 @@ def json_of(payload: bytes) -> Any:
     try:
         return decode(payload)
     except ValueError as error:
-        raise JournalUnavailable(f"the payload is not JSON: {error}; without --json its bytes are printed") from error
+        raise JournalUnavailable(f"the {what} is not JSON: {error}; without --json its bytes are printed") from error
 
 
 def observation_in(payload: bytes) -> dict[str, Any]:

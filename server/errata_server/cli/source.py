@@ -240,6 +240,12 @@ class Source:
         found = self._local(directory, lambda episodes: episodes.reads.delivered(eid, t, ALL_OWNERS))
         return found.payload, found.digest, found.kind
 
+    def action(self, eid: str, t: int) -> bytes:
+        """Return the whole request that delivery ``t`` answered, as journaled."""
+        if self._url is not None:
+            return self._http("GET", f"{episode_path(eid)}/states/{t}/action").content
+        return self._local(self._directory_of(eid), lambda episodes: episodes.reads.action(eid, t, ALL_OWNERS))
+
     def rewards(self, eid: str) -> list[RewardRecord]:
         """Return the late rewards of an episode."""
         if self._url is not None:

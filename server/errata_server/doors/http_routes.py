@@ -21,14 +21,17 @@ from errata_protocol.episode_lists import DAY_S, MAX_BUCKET_S, MAX_CURSOR, Episo
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable
 from errata_protocol.json_text import ValueCounter
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
+from errata_protocol.turn_pages import DEFAULT_PAGE
 
 from ..episodes.bundles import bundle
 from ..episodes.episodes import Episodes
 from ..episodes.interface import EpisodeReads
 from ..runtime import metrics
+from ..runtime.changes import Changes
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from ..runtime.store import Store
+from .event_stream import EventResponse, EventStream
 from .input_errors import (
     BodyTooLong,
     TooManyValues,
@@ -100,7 +103,13 @@ def register(
         return Response(runtime.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     if replayable:
-        register_reads(app, episodes.reads, runtime.store)
+        register_reads(
+            app,
+            episodes.reads,
+            runtime.store,
+            changes=runtime.store.changes,
+            warned=lambda: runtime.shutdown.is_announced,
+        )
         _register_changes(app, runtime, episodes)
 
 
@@ -117,13 +126,22 @@ def register_probe(app: FastAPI, probe: bytes) -> None:
         return Response(probe, media_type="application/json")
 
 
-def register_reads(app: FastAPI, reads: EpisodeReads, store: Store | None = None) -> None:
+def register_reads(
+    app: FastAPI,
+    reads: EpisodeReads,
+    store: Store | None = None,
+    *,
+    changes: Changes,
+    warned: Callable[[], bool],
+) -> None:
     """Add the routes that read episodes.
 
     Args:
         app: The application.
         reads: Reads the episodes.
         store: The journal that knows whose they are; None where who may use the server may read all of them.
+        changes: What happens to the episodes.
+        warned: Returns whether ``changes`` is told when the server begins to stop.
     """
 
     async def owner(request: Request, *eids: str) -> str | None:
@@ -164,6 +182,30 @@ def register_reads(app: FastAPI, reads: EpisodeReads, store: Store | None = None
         found = await reads.aggregates(bucket_s=bucket_s, wanted=wanted, principal=await owner(request))
         return await _json_of(found)
 
+    @app.get("/episodes/events", **_EPISODES)
+    async def get_events(
+        request: Request,
+        environment: str | None = None,
+        eid: str | None = None,
+        cursor: str | None = Query(default=None, max_length=MAX_CURSOR),
+    ) -> Response:
+        principal = await owner(request, *([eid] if eid is not None else ()))
+        episode = None
+        if eid is not None and store is not None:
+            episode = await store.owned_episode(eid, principal)
+        elif eid is not None:
+            await reads.turns(eid, after=-1, limit=1, principal=principal)  # raises for one that is not there
+        stream = EventStream(
+            changes,
+            store,
+            principal=principal,
+            environment=_listed_environment(request, environment),
+            episode=episode,
+            cursor=request.headers.get("last-event-id", cursor),
+            warned=warned(),
+        )
+        return EventResponse(stream)
+
     @app.get("/episodes/{eid}", **_EPISODES)
     async def get_episode(request: Request, eid: str) -> Response:
         found = await reads.detail(eid, await owner(request, eid))
@@ -172,16 +214,35 @@ def register_reads(app: FastAPI, reads: EpisodeReads, store: Store | None = None
         before, _, after = text.partition(b'"turns":[]')
         return _list(found.turns, before + b'"turns":', after)
 
+    @app.get("/episodes/{eid}/turns", **_EPISODES)
+    async def get_turns(
+        request: Request,
+        eid: str,
+        limit: int = Query(default=DEFAULT_PAGE, ge=1, le=MAX_PAGE),
+        cursor: str | None = Query(default=None, pattern="^[0-9]{1,16}$"),
+    ) -> Response:
+        after = int(cursor) if cursor is not None else -1
+        return await _json_of(
+            await reads.turns(eid, after=after, limit=limit, principal=await owner(request, eid))
+        )  # fmt: skip
+
+    @app.get("/episodes/{eid}/states/{t}/action", **_EPISODES)
+    async def get_action(request: Request, eid: str, t: str) -> Response:
+        found = await reads.action(eid, _delivery_index(t), await owner(request, eid))
+        return Response(found, media_type="application/json", headers=_UNCHANGING)
+
+    @app.get("/episodes/{eid}/states/{t}/agent_text", **_EPISODES)
+    async def get_agent_text(request: Request, eid: str, t: str) -> Response:
+        return await _json_of(await reads.agent_text(eid, _delivery_index(t), await owner(request, eid)))
+
     @app.get("/episodes/{eid}/states/{t}", **_EPISODES)
     async def get_state(request: Request, eid: str, t: str) -> Response:
-        if not (t.isascii() and t.isdecimal()) or len(t) > 18:
-            raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {t[:100]!a}")
-        found = await reads.delivered(eid, int(t), await owner(request, eid))
+        found = await reads.delivered(eid, _delivery_index(t), await owner(request, eid))
         headers = {
             "ETag": f'"{found.digest}"',
             "X-Errata-T": str(found.t),
             "X-Errata-Kind": found.kind,
-            "Cache-Control": "private, immutable",
+            **_UNCHANGING,
         }
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
@@ -341,8 +402,7 @@ def _wanted(
 ) -> EpisodeFilter:
     """Return the filter that the parameters of a list are."""
     return EpisodeFilter(
-        # An application that is mounted below an environment's name lists the episodes of that one only.
-        environment=getattr(request.app.state, "errata_lists_only", environment),
+        environment=_listed_environment(request, environment),
         task=task,
         status=status,
         error_kind=error_kind,
@@ -355,6 +415,13 @@ def _wanted(
         last_from=last_from,
         last_before=last_before,
     )
+
+
+def _listed_environment(request: Request, asked: str | None) -> str | None:
+    """Return the only environment whose episodes are listed, None for all: an application that is mounted below an
+    environment's name lists those of that one, whatever is ``asked`` for."""
+    found: str | None = getattr(request.app.state, "errata_lists_only", asked)
+    return found
 
 
 _WANTED = Depends(_wanted)
@@ -378,6 +445,21 @@ async def _refuse_unknown_parameters(request: Request) -> None:
 
 _EPISODES: dict[str, Any] = {"tags": ["Errata"], "dependencies": [Depends(_refuse_unknown_parameters)]}
 """Arguments of the routes below ``/episodes``."""
+
+
+_UNCHANGING = {"Cache-Control": "private, immutable"}
+"""Headers of an answer that is always the same."""
+
+
+def _delivery_index(text: str) -> int:
+    """Return the t that a path names.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise InvalidRequest(f"t is a delivery index 0, 1, 2 ..., not {text[:100]!a}")
+    return int(text)
 
 
 def _list(records: Sequence[BaseModel], before: bytes = b"", after: bytes = b"") -> Response:

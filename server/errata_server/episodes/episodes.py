@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..runtime.runtime import Runtime
+from .agent_texts import AgentTexts
 from .deletion import Deletion
 from .forks import Forks
 from .reads import JournalReads
@@ -21,4 +22,5 @@ class Episodes:
     @classmethod
     def of(cls, runtime: Runtime) -> Episodes:
         """Create the reads, forks and deletion of a runtime."""
-        return cls(JournalReads(runtime.store), Forks(runtime.store, runtime.ids, runtime.clock), Deletion(runtime))
+        reads = JournalReads(runtime.store, AgentTexts(runtime.specs))
+        return cls(reads, Forks(runtime.store, runtime.ids, runtime.clock), Deletion(runtime))

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder
-from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, Kind, RewardRecord
+from errata_protocol.replay import (
+    AgentText,
+    EpisodeAggregates,
+    EpisodeDetail,
+    EpisodePage,
+    Kind,
+    RewardRecord,
+    TurnPage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,19 @@ class EpisodeReads(Protocol):
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
         """Return an episode and its turns."""
+        ...
+
+    async def turns(self, eid: str, *, after: int, limit: int, principal: str | None) -> TurnPage:
+        """Return turns of an episode behind the one with t ``after``, -1 for the first page; fewer than ``limit`` where
+        they are large."""
+        ...
+
+    async def action(self, eid: str, t: int, principal: str | None) -> bytes:
+        """Return the whole request that delivery t answered, as journaled."""
+        ...
+
+    async def agent_text(self, eid: str, t: int, principal: str | None) -> AgentText:
+        """Return what the agent read of delivery t."""
         ...
 
     async def rewards(self, eid: str, principal: str | None) -> Sequence[RewardRecord]:

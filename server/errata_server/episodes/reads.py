@@ -9,13 +9,24 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder
-from errata_protocol.errors import NoReset
-from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, RewardRecord, TurnRecord
+from errata_protocol.errors import NoReset, UnknownEpisode
+from errata_protocol.replay import (
+    AgentText,
+    EpisodeAggregates,
+    EpisodeDetail,
+    EpisodePage,
+    RewardRecord,
+    TurnPage,
+    TurnRecord,
+)
+from errata_protocol.turn_pages import MAX_PAGE_BYTES, played_turn
 
 from ..journal.base import DeliveryRow, EpisodeStats, Journal, TurnRow
+from ..runtime.ownership import find_delivery, find_episode
 from ..runtime.rewards import reward_record
 from ..runtime.rows import wire_digest
 from ..runtime.store import Store
+from .agent_texts import AgentTexts
 from .interface import Delivered
 from .summaries import summary_of
 
@@ -25,10 +36,12 @@ class JournalReads:
 
     Args:
         store: The journal.
+        texts: Makes the text that agents read; None for that of the installed environments.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, texts: AgentTexts | None = None) -> None:
         self._store = store
+        self._texts = texts or AgentTexts()
 
     async def state_at(self, current: str | None, t: int, eid: str | None, principal: str | None) -> DeliveryRow:
         """Return delivery t of an episode.
@@ -53,6 +66,60 @@ class JournalReads:
         """Return the payload sent as delivery t of episode ``eid``; raises as `state_at`."""
         row = await self._store.owned_delivery(eid, t, principal)
         return Delivered(t, row.wire_kind, row.payload, wire_digest(row.digest))
+
+    async def turns(self, eid: str, *, after: int, limit: int, principal: str | None) -> TurnPage:
+        """Return a page of an episode's turns; it reads no others, however many the episode has.
+
+        Args:
+            eid: Episode.
+            after: t behind which the page begins; -1 for the first page.
+            limit: Most turns of the page; it has fewer where their requests and payloads are large.
+            principal: Owner of the episode.
+
+        Raises:
+            UnknownEpisode: The episode does not exist or has another owner.
+        """
+
+        def read(journal: Journal) -> TurnPage:
+            find_episode(journal, eid, principal)
+            earlier = journal.delivery(eid, after) if after >= 0 else None
+            rows = journal.deliveries(eid, after=after, limit=limit, most_bytes=MAX_PAGE_BYTES)
+            stats = journal.episode_stats(eid)
+            if stats is None:  # deleted since
+                raise UnknownEpisode(eid)
+            late = journal.late_rewards(eid, first=_t(rows[0]), last=_t(rows[-1])) if rows else {}
+            before, turns = earlier.created if earlier is not None else None, []
+            for row in rows:
+                turns.append(
+                    played_turn(
+                        _record(row),
+                        request=row.request,
+                        payload=row.payload,
+                        created=row.created,
+                        before=before,
+                        late_rewards=late.get(_t(row), 0),
+                    )
+                )
+                before = row.created
+            more = bool(rows) and bool(journal.deliveries(eid, after=_t(rows[-1]), limit=1, most_bytes=1))
+            return TurnPage(
+                turns=turns, next=str(_t(rows[-1])) if more else None, deliveries=stats.deliveries
+            )  # fmt: skip
+
+        return await self._store.scan(read)
+
+    async def action(self, eid: str, t: int, principal: str | None) -> bytes:
+        """Return the whole request that delivery t of an episode answered; raises as `state_at`."""
+        return (await self._store.owned_delivery(eid, t, principal)).request
+
+    async def agent_text(self, eid: str, t: int, principal: str | None) -> AgentText:
+        """Return what the agent read of delivery t of an episode; raises as `state_at`."""
+
+        def read(journal: Journal) -> AgentText:
+            row, episode = find_delivery(journal, eid, t, principal), find_episode(journal, eid, principal)
+            return self._texts.read(episode.environment, episode.agent_text_version, t, row.wire_kind, row.payload)
+
+        return await self._store.scan(read)
 
     async def rewards(self, eid: str, principal: str | None) -> list[RewardRecord]:
         """Return the late rewards of an episode, in the order of their commits.
@@ -124,6 +191,21 @@ def _detail(stats: EpisodeStats, turns: Sequence[TurnRow]) -> EpisodeDetail:
         turns=[_turn(turn) for turn in turns],
         agent_text_version=stats.row.agent_text_version,
     )
+
+
+def _t(row: DeliveryRow) -> int:
+    if row.t is None:
+        raise TypeError("a delivery has a t")
+    return row.t
+
+
+def _record(row: DeliveryRow) -> TurnRecord:
+    semantic = row.semantic()
+    return _turn(
+        TurnRow(
+            _t(row), row.kind, row.digest, semantic, row.reward, row.done, row.error_kind, row.hint_template_key
+        )
+    )  # fmt: skip
 
 
 def _turn(turn: TurnRow) -> TurnRecord:

@@ -382,6 +382,28 @@ class Reads(ABC):
         """
 
     @abstractmethod
+    def deliveries(self, eid: str, *, after: int = -1, limit: int, most_bytes: int) -> list[DeliveryRow]:
+        """Return deliveries of an episode, whole and in order of t. What it costs does not depend on how many others
+        the episode has.
+
+        Args:
+            eid: Episode.
+            after: The t behind which they begin; -1 for the first.
+            limit: At most this many.
+            most_bytes: Size of requests and payloads, in bytes, after which no further one is read.
+        """
+
+    @abstractmethod
+    def late_rewards(self, eid: str, *, first: int, last: int) -> dict[int, int]:
+        """Return how many late rewards the deliveries of an episode have, by their t.
+
+        Args:
+            eid: Episode.
+            first: Lowest t that counts.
+            last: Highest t that counts.
+        """
+
+    @abstractmethod
     def episodes(
         self,
         *,
@@ -481,18 +503,7 @@ class Journal(Reads):
                 text with a lone surrogate; nothing of the group was written.
             errata_protocol.errors.JournalUnavailable: The journal was closed before the commit.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def settle(_: Sequence[Record], error: ErrataError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self.submit(records, settle)
-        await future
+        await durable(self.submit, records)
 
     @abstractmethod
     def submit(
@@ -542,3 +553,19 @@ class Journal(Reads):
     @abstractmethod
     def close(self) -> None:
         """Write what is pending, stop threads, release files. Idempotent."""
+
+
+async def durable(submit: Callable[[Sequence[Record], Settled], None], records: Sequence[Record]) -> None:
+    """Submit records and wait until they are durable; see `Journal.commit`."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def settle(_: Sequence[Record], error: ErrataError | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    submit(records, settle)
+    await future

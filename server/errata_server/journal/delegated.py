@@ -45,6 +45,8 @@ class DelegatedReads(Journal):
     first_episode = _delegated(Reads.first_episode)
     session_episodes = _delegated(Reads.session_episodes)
     turns = _delegated(Reads.turns)
+    deliveries = _delegated(Reads.deliveries)
+    late_rewards = _delegated(Reads.late_rewards)
     episodes = _delegated(Reads.episodes)
     aggregates = _delegated(Reads.aggregates)
     episode_stats = _delegated(Reads.episode_stats)

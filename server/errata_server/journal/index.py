@@ -107,6 +107,9 @@ CREATE TABLE segments(
 );
 """
 
+LATER = "CREATE INDEX IF NOT EXISTS rewards_t ON rewards(episode, t)"
+"""What is added to an index of this version that was made before it; without, reads give the same answers."""
+
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_turns: Callable[[bytes], list[Turn]] = msgspec.msgpack.Decoder(list[Turn]).decode
 _unpack_replies: Callable[[bytes], list[Reply]] = msgspec.msgpack.Decoder(list[Reply]).decode
@@ -190,6 +193,7 @@ class Index:
                 with self._transaction():
                     self._db.execute(SCHEMA)
                     self._db.pragma("user_version", VERSION)
+            self._db.execute(LATER)
         except BaseException:
             self._db.close()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -90,18 +91,35 @@ class IndexedReads(Reads):
         episode = self._standing.episode(eid)
         if episode is None:
             return []
-        waiting = [batch.turns.get(episode.n, {}) for batch in self._live.batches()]
-        sql = "SELECT group_concat(hex(run)) FROM (SELECT run FROM turns WHERE episode = ? ORDER BY last)"
+        of = self._semantic if semantic else _no_digest
+        return [TurnRow(turn.t, turn.kind, turn.digest, of(turn, eid), *turn[8:]) for turn in self._turns(episode.n)]
+
+    def _turns(self, n: int, after: int = -1, limit: int = MAX_INTEGER) -> list[Turn]:
+        """Return the turns of the episode numbered ``n`` behind a t, in order, at most ``limit``."""
+        waiting = [batch.turns.get(n, {}) for batch in self._live.batches()]
+        # A run has one turn at least.
+        sql = (
+            "SELECT group_concat(hex(run)) FROM "
+            "(SELECT run FROM turns WHERE episode = ? AND last > ? ORDER BY last LIMIT ?)"
+        )
         there: dict[int, Flat] = {
-            turn.t: turn for (text,) in self._rows(sql, (episode.n,)) for turn in entries_of(text, decode_turns)
+            turn.t: turn for (text,) in self._rows(sql, (n, after, limit)) for turn in entries_of(text, decode_turns)
         }
         for turns in reversed(waiting):
             there.update(turns)
-        of = self._semantic if semantic else _no_digest
-        return [
-            TurnRow(turn.t, turn.kind, turn.digest, of(turn, eid), *turn[8:])
-            for turn in (Turn._make(there[t]) for t in sorted(there))
-        ]
+        return [Turn._make(there[t]) for t in sorted(t for t in there if t > after)[:limit]]
+
+    def deliveries(self, eid: str, *, after: int = -1, limit: int, most_bytes: int) -> list[DeliveryRow]:
+        episode = self._standing.episode(eid)
+        found: list[DeliveryRow] = []
+        size = 0
+        for turn in self._turns(episode.n, after, limit) if episode is not None else ():
+            row = self._row(turn, eid, turn.t)
+            found.append(row)
+            size += len(row.payload) + len(row.request)
+            if size >= most_bytes:
+                break
+        return found
 
     def _semantic(self, turn: Turn, eid: str) -> bytes | None:
         if turn.semantic_digest == COMPUTED:
@@ -151,6 +169,27 @@ class IndexedReads(Reads):
         for row in waiting:
             there.setdefault(row.reward_id, row)
         return list(there.values())
+
+    def late_rewards(self, eid: str, *, first: int, last: int) -> dict[int, int]:
+        episode = self._standing.episode(eid)
+        if episode is None:
+            return {}
+        with self._live.locked_batches() as batches:
+            waiting = {
+                id: row.t
+                for batch in batches
+                for id, (_, row) in batch.rewards.get(episode.n, {}).items()
+                if first <= row.t <= last
+            }
+        # A reward that leaves for the index meanwhile is found in both.
+        sql = (
+            "SELECT json_group_array(json_array(t, n)) FROM (SELECT t, count(*) AS n FROM rewards WHERE episode = ? "
+            "AND t BETWEEN ? AND ? AND reward_id NOT IN (SELECT value FROM json_each(?)) GROUP BY t)"
+        )
+        counts = Counter(waiting.values())
+        for (text,) in self._rows(sql, (episode.n, first, last, json.dumps(list(waiting)))):
+            counts.update(dict(json.loads(text)))
+        return dict(counts)
 
     def pushes(self, sid: str, first: int, last: int) -> list[RewardRow]:
         session = self._standing.session(sid)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
@@ -80,6 +81,8 @@ class Tables(Journal):
         self._replies: dict[str, dict[int, DeliveryRow]] = {}
         self._last_ids: dict[str, int] = {}
         self._rewards: dict[str, dict[str, RewardRow]] = {}
+        self._late_rewards: dict[str, Counter[int]] = {}
+        """How many late rewards each delivery has, by eid and t."""
         self._pushes: dict[str, dict[int, RewardRow]] = {}
         self._last_seqs: dict[str, int] = {}
         self._forks: dict[tuple[str | None, str], str] = {}
@@ -147,6 +150,7 @@ class Tables(Journal):
                 if r.eid not in self._episodes:
                     return  # what it is of was deleted and compacted
                 self._rewards.setdefault(r.eid, {})[r.reward_id] = r
+                self._late_rewards.setdefault(r.eid, Counter())[r.t] += 1
                 self._bytes += ROW_BYTES
                 if r.seq is not None:
                     self._pushes.setdefault(r.sid, {})[r.seq] = r
@@ -232,6 +236,29 @@ class Tables(Journal):
             )
             for t, d in sorted(self._deliveries.get(eid, {}).items())
         ]
+
+    @_locked
+    def deliveries(self, eid: str, *, after: int = -1, limit: int, most_bytes: int) -> list[DeliveryRow]:
+        rows = self._deliveries.get(eid, {})
+        last = next(reversed(rows), -1)
+        # Nearly always no t is missing: an episode may begin without a reset, and a journal may have been repaired.
+        ts: Iterable[int] = range(after + 1, min(last, after + limit) + 1)
+        if any(t not in rows for t in ts):
+            ts = heapq.nsmallest(limit, (t for t in rows if t > after))
+        found: list[DeliveryRow] = []
+        size = 0
+        for row in (rows[t] for t in ts):
+            found.append(row)
+            size += len(row.payload) + len(row.request)
+            if size >= most_bytes:
+                break
+        return found
+
+    @_locked
+    def late_rewards(self, eid: str, *, first: int, last: int) -> dict[int, int]:
+        of = self._late_rewards.get(eid, Counter())
+        ts: Iterable[int] = of if len(of) < last - first else range(first, last + 1)
+        return {t: of[t] for t in ts if first <= t <= last and t in of}
 
     def episodes(
         self,
@@ -339,6 +366,7 @@ class Tables(Journal):
         if kept:
             self._replies[row.sid] = kept
         self._bytes -= ROW_BYTES * len(self._rewards.pop(eid, {}))
+        self._late_rewards.pop(eid, None)
         pushes = self._pushes.pop(row.sid, {})
         if left := {seq: of for seq, of in pushes.items() if of.eid != eid}:
             self._pushes[row.sid] = left

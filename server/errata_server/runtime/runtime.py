@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from errata_os import descriptors
+from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import JournalUnavailable
 
 from ..clock import Clock
@@ -22,6 +23,7 @@ from ..sandbox import registry as sandbox_registry
 from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
 from .capacity import PrincipalQuotas
+from .changes import Changes
 from .data_lock import lock, resolved
 from .hash_seed import HashSeeds
 from .live_sessions import LiveSessions
@@ -67,6 +69,7 @@ class Runtime:
         store: Access to the journal.
         rewards: Late rewards.
         live_sessions: The sessions of all environments.
+        specs: What the environments that are served publish, by name; one that publishes nothing is not there.
         sandbox: The sandbox backend and its layers.
         lag: How late the event loop of the application is.
         readiness: Whether the server can be given new work.
@@ -103,14 +106,21 @@ class Runtime:
         self.data_dir = resolved(settings.data_dir) if settings.data_dir is not None else None
         self.threads: Threads = threads or OsThreads(settings.max_threads, settings.max_written_off, self.clock)
         self.metrics = Metrics()
-        self.store = Store(self.data_dir, floor_bytes=settings.disk_floor_bytes, wait_s=settings.journal_wait_s)
+        self.store = Store(
+            self.data_dir,
+            floor_bytes=settings.disk_floor_bytes,
+            wait_s=settings.journal_wait_s,
+            changes=Changes(self.ids.seed),
+        )
         self.rewards = Rewards(self.store, self.clock, self.metrics)
         self.live_sessions = LiveSessions(self.store)
+        self.specs: dict[str, EnvironmentSpec] = {}
         self.sandbox = Sandboxes(settings, self.data_dir, sandboxes)
         self.quotas = PrincipalQuotas(settings.max_sessions_per_principal, settings.max_unfinished_bytes)
         self.retention_clock = RetentionClock(self.clock.time())
         self.shutdown = Shutdown()
         self.shutdown.on_begin(self.store.stop_compaction)  # the request that waits for it is waited for
+        self.shutdown.on_begin(self.store.changes.end)
         self.lag = LoopLag(self.clock.monotonic)
         self.readiness = Readiness(
             self.store.trouble,
@@ -140,6 +150,7 @@ class Runtime:
         )
         gauge("errata_journal_bytes", "Size of the journal's files.", lambda: self.store.journal_bytes)
         gauge("errata_disk_free_bytes", "Free space for the data directory.", self.store.free_bytes)
+        gauge("errata_event_streams", "Open streams of GET /episodes/events.", lambda: self.store.changes.readers)
         gauge("errata_threads_pinned", "Threads tied to environments.", lambda: threads.counts.pinned)
         gauge("errata_threads_free", "Threads of the shared pool.", lambda: threads.counts.free)
         gauge("errata_calls_hanging", "Calls given up that have not returned.", lambda: threads.counts.written_off)

@@ -10,9 +10,14 @@ log = logging.getLogger("errata.server")
 
 
 class Shutdown:
-    """The steps of a graceful stop: `begin`, then `drain`."""
+    """The steps of a graceful stop: `begin`, then `drain`.
+
+    Attributes:
+        is_announced: Whether the server that listens calls `begin`; one that does not waits for open answers.
+    """
 
     def __init__(self) -> None:
+        self.is_announced = False
         self._callbacks: list[Callable[[], None]] = []
         self._doors: list[Callable[[], Awaitable[None]]] = []
 

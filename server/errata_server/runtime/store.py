@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from errata_protocol.environment import SnapshotRef
-from errata_protocol.errors import CallerError, JournalUnavailable, UnknownEpisode
+from errata_protocol.errors import CallerError, ErrataError, JournalUnavailable, UnknownEpisode
 
 from ..journal.base import (
     DeliveryRow,
@@ -30,9 +30,11 @@ from ..journal.base import (
     SessionRow,
     Settled,
     TurnRow,
+    durable,
 )
 from ..journal.disk import Disk
 from ..journal.registry import DIRECTORY
+from .changes import Changes
 from .data_watch import DataWatch
 from .ownership import delivery_error, find_delivery, find_episode, opens
 
@@ -94,6 +96,7 @@ class Store:
         data_dir: Where the journal lies, for the text of errors; None for one in memory.
         floor_bytes: Free space below which nothing new is run; at most 5 % of the file system.
         wait_s: How long `wait_until_writable` waits.
+        changes: Where commits and deletions are noted for those who follow them.
 
     Attributes:
         journal: The journal itself; closed by `errata_server.runtime.runtime.Runtime`.
@@ -101,8 +104,11 @@ class Store:
 
     journal: Journal
 
-    def __init__(self, data_dir: Path | None, *, floor_bytes: int, wait_s: float) -> None:
+    def __init__(
+        self, data_dir: Path | None, *, floor_bytes: int, wait_s: float, changes: Changes | None = None
+    ) -> None:
         self._data_dir = data_dir
+        self.changes = changes or Changes()
         self._floor_bytes = floor_bytes
         self._wait_s = wait_s
         self._disk: Disk | None = None
@@ -116,6 +122,7 @@ class Store:
         """Use ``journal``, and watch the free space of ``disk``; may be called again after `close`."""
         self.journal = journal
         self._disk = disk
+        self.changes.begin()
         if self._data_dir is not None:
             watched = [self._data_dir, self._data_dir / DIRECTORY]
             self._watch = DataWatch([path for path in watched if path.is_dir()], self.trouble)
@@ -251,7 +258,7 @@ class Store:
 
     def commit(self, *records: Record) -> Awaitable[None]:
         """Make records durable together; see `Journal.commit`."""
-        return self.journal.commit(*records)
+        return durable(self.submit, records)
 
     def submit(
         self,
@@ -260,7 +267,12 @@ class Store:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Make records durable together and call ``settled`` then; see `Journal.submit`."""
-        self.journal.submit(records, settled, loop)
+        self.journal.submit(records, functools.partial(self._settled, settled), loop)
+
+    def _settled(self, settled: Settled, records: Sequence[Record], error: ErrataError | None) -> None:
+        settled(records, error)
+        if error is None and self.changes.active:
+            self.changes.note(records)
 
     # -- reads for the owner of an episode: check and rows in one trip ------------------------------------------------
 
@@ -374,7 +386,15 @@ class Store:
 
     def delete_episode(self, eid: str, *, unless_forked: bool = False) -> Awaitable[int]:
         """Delete an episode; return how many deliveries it had."""
-        return self._read(self.journal.delete_episode, eid, unless_forked=unless_forked)
+
+        def delete() -> int:
+            row = self.journal.episode(eid)
+            count = self.journal.delete_episode(eid, unless_forked=unless_forked)
+            if row is not None and self.journal.episode(eid) is None:
+                self.changes.deleted(row)
+            return count
+
+        return self._read(delete)
 
     def compact(self) -> Awaitable[int]:
         """Give the space of deleted episodes back, after the compactions that were asked for earlier; return how many

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import sys
 from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
@@ -29,11 +30,23 @@ from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeO
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, NotSupported, UnknownEpisode
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
-from errata_protocol.replay import EpisodeAggregates, EpisodeDetail, EpisodePage, RewardRecord
+from errata_protocol.replay import (
+    AgentText,
+    EpisodeAggregates,
+    EpisodeDetail,
+    EpisodePage,
+    PlayedTurn,
+    RewardRecord,
+    TurnPage,
+    TurnRecord,
+)
+from errata_protocol.turn_pages import MAX_PAGE_BYTES, played_turn
 
 from ..doors import http_routes
 from ..doors.auth import guard
+from ..episodes.agent_texts import AgentTexts
 from ..episodes.interface import Delivered
+from ..runtime.changes import Changes
 from ..runtime.ownership import missing_delivery
 from ..runtime.readiness import listed_without_details
 from ..settings import Settings
@@ -69,6 +82,7 @@ class Archive:
                 self._episodes |= {eid: (file, episode) for eid, episode in found.items()}
         if len(self.broken) == len(set(map(str, files))):
             raise InvalidRequest(next(iter(self.broken.values()), "name a bundle"))
+        self._texts = AgentTexts()
         self._summaries = [episode.summary for _, episode in self._episodes.values()]
 
     def __len__(self) -> int:
@@ -147,6 +161,56 @@ class Archive:
             NoReset: ``t`` is 0 and the episode began without a reset.
             JournalUnavailable: The payload does not match its digest: the file was changed.
         """
+        return await asyncio.to_thread(self._delivered, eid, t)
+
+    def _delivered(self, eid: str, t: int) -> Delivered:
+        record, turn = self._read(eid, t)
+        return Delivered(t, turn.kind, record.payload_bytes, turn.digest)
+
+    async def turns(self, eid: str, *, after: int, limit: int, principal: str | None) -> TurnPage:
+        """Return a page of an episode's turns; it reads no other lines.
+
+        Raises:
+            UnknownEpisode: The episode is in none of the files.
+            JournalUnavailable: A payload does not match its digest: the file was changed.
+        """
+        return await asyncio.to_thread(self._turns, eid, after, limit)
+
+    def _turns(self, eid: str, after: int, limit: int) -> TurnPage:
+        _, episode = self._episode(eid)
+        begin = bisect.bisect_right(episode.ts, after)
+        before = self._read(eid, episode.ts[begin - 1])[0].created if begin else None
+        turns: list[PlayedTurn] = []
+        size = 0
+        for t in episode.ts[begin : begin + limit]:
+            record, turn = self._read(eid, t)
+            request, payload = record.request_bytes, record.payload_bytes
+            late, created = episode.late_rewards[t], record.created
+            turns.append(
+                played_turn(turn, request=request, payload=payload, created=created, before=before, late_rewards=late)
+            )
+            before = created
+            size += len(request) + len(payload)
+            if size >= MAX_PAGE_BYTES:
+                break
+        more = begin + len(turns) < len(episode.ts)
+        return TurnPage(turns=turns, next=str(turns[-1].t) if more else None, deliveries=len(episode.ts))
+
+    async def action(self, eid: str, t: int, principal: str | None) -> bytes:
+        """Return the whole request that delivery ``t`` of an episode answered; raises as `delivered`."""
+        return (await asyncio.to_thread(self._read, eid, t))[0].request_bytes
+
+    async def agent_text(self, eid: str, t: int, principal: str | None) -> AgentText:
+        """Return what the agent read of delivery ``t`` of an episode; raises as `delivered`."""
+        return await asyncio.to_thread(self._agent_text, eid, t)
+
+    def _agent_text(self, eid: str, t: int) -> AgentText:
+        record, turn = self._read(eid, t)
+        of = self._episode(eid)[1].record
+        return self._texts.read(of.environment, of.agent_text_version, t, turn.kind, record.payload_bytes)
+
+    def _read(self, eid: str, t: int) -> tuple[DeliveryRecord, TurnRecord]:
+        """Return a delivery as its line has it, and as it was when the file was opened."""
         file, episode = self._episode(eid)
         if t not in episode.places:
             raise missing_delivery(eid, t, episode.turns[-1].t if episode.turns else None)
@@ -161,7 +225,7 @@ class Archive:
             record = None
         if not isinstance(record, DeliveryRecord) or digest(record.payload_bytes) != turn.digest:
             raise JournalUnavailable(f"t={t} of {eid} does not match its digest: the file {file.name} is damaged")
-        return Delivered(t, turn.kind, record.payload_bytes, turn.digest)
+        return record, turn
 
     async def bundle(self, eid: str) -> AsyncIterator[bytes]:
         """Yield the lines of a bundle of one episode, without those that it was forked from.
@@ -195,8 +259,18 @@ class Archive:
         return self._episodes[eid]
 
 
-def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False) -> FastAPI:
-    """Create an application with the read routes of a live server over an archive."""
+def archive_app(
+    archive: Archive, settings: Settings, *, insecure: bool = False, changes: Changes | None = None
+) -> FastAPI:
+    """Create an application with the read routes of a live server over an archive.
+
+    Args:
+        archive: The episodes.
+        settings: Who may use it.
+        insecure: Whether other machines may without a token.
+        changes: Ended by the caller when the server begins to stop; nothing happens in it. None where nobody does.
+    """
+    warned = changes is not None
     app = FastAPI(title="Errata episode bundles", version="1.0.0")
 
     @app.get("/capabilities", tags=["Errata"])
@@ -216,7 +290,7 @@ def archive_app(archive: Archive, settings: Settings, *, insecure: bool = False)
             unusable = listed_without_details(unusable)
         return {"status": "ready", "reasons": [], **({"unusable": unusable} if unusable else {})}
 
-    http_routes.register_reads(app, archive)
+    http_routes.register_reads(app, archive, changes=changes or Changes(), warned=lambda: warned)
 
     @app.get("/episodes/{eid}/bundle", tags=["Errata"])
     async def bundle(eid: str, ancestors: bool = False) -> Response:
@@ -240,6 +314,7 @@ def serve_archive(files: Sequence[Path], bind: Bind) -> None:
     archive = Archive(files)
     for why in archive.broken.values():
         print(f"errata: not served: {why}", file=sys.stderr)
-    app = archive_app(archive, settings, insecure=bind.insecure)
+    changes = Changes()
+    app = archive_app(archive, settings, insecure=bind.insecure, changes=changes)
     served = ", ".join(str(file) for file in files if str(file) not in archive.broken)
-    run_read_only(app, bind, f"{len(archive)} episodes of {served}, read-only")
+    run_read_only(app, bind, f"{len(archive)} episodes of {served}, read-only", changes.end)

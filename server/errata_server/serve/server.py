@@ -282,13 +282,14 @@ def _health_port(runtime: Runtime, host: str) -> Iterator[HealthPort | None]:
         health.close()
 
 
-def run_read_only(app: FastAPI, bind: Bind, what: str) -> None:
+def run_read_only(app: FastAPI, bind: Bind, what: str, stopping: Callable[[], None]) -> None:
     """Serve an application without a journal until SIGTERM or SIGINT.
 
     Args:
         app: The application.
         bind: Address to listen on.
         what: Text that the announcement names as what is served.
+        stopping: Called when the server begins to stop.
 
     Raises:
         InvalidRequest: The address cannot be listened on, or the limit of open files is too low.
@@ -298,7 +299,10 @@ def run_read_only(app: FastAPI, bind: Bind, what: str) -> None:
     listening = _listen(bind)
     config = _config(app, bind, connections)
     say(f"serving {what} at {_url_of(listening)}")
-    _run(_Server(config).serve(sockets=[listening]), config.get_loop_factory() or asyncio.new_event_loop)
+    _run(
+        _ReadOnlyServer(config, stopping).serve(sockets=[listening]),
+        config.get_loop_factory() or asyncio.new_event_loop,
+    )
 
 
 def _connections(commands: int) -> Connections:
@@ -407,11 +411,22 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
+class _ReadOnlyServer(_Server):
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping()
+        await super().shutdown(sockets)
+
+
 class _AnnouncingServer(_Server):
     def __init__(self, config: uvicorn.Config, served: Served, url: str) -> None:
         super().__init__(config)
         self._served = served
         self._runtime = served.runtime
+        self._runtime.shutdown.is_announced = True
         self._url = url
         self._names = ", ".join(spec.name for spec in served.specs)
 
