@@ -66,6 +66,12 @@ class Listed(Protocol):
     def status(self) -> str | None: ...
     @property
     def last(self) -> float | None: ...
+    @property
+    def group(self) -> str | None: ...
+    @property
+    def step(self) -> int | None: ...
+    @property
+    def run(self) -> str | None: ...
 
 
 L = TypeVar("L", bound=Listed)
@@ -88,6 +94,9 @@ class EpisodeFilter:
         created_before: Time that its creation was before.
         last_from: Earliest time of its newest delivery, seconds since the epoch.
         last_before: Time that its newest delivery was before.
+        group: Its label of that name.
+        step: Its label of that name, the training step.
+        run: Its label of that name.
     """
 
     environment: str | None = None
@@ -102,6 +111,9 @@ class EpisodeFilter:
     created_before: float | None = None
     last_from: float | None = None
     last_before: float | None = None
+    group: str | None = None
+    step: int | None = None
+    run: str | None = None
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> EpisodeFilter:
@@ -127,6 +139,9 @@ class EpisodeFilter:
             and (self.created_before is None or one.created < self.created_before)
             and (self.last_from is None or last >= self.last_from)
             and (self.last_before is None or last < self.last_before)
+            and self.group in (None, one.group)
+            and self.step in (None, one.step)
+            and self.run in (None, one.run)
             and (self.text is None or _contains(one, self.text))
         )
 

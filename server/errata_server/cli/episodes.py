@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from errata_protocol.environment import EnvironmentSpec, default_agent_text
 from errata_protocol.episode_lists import FILTERS, Sort, Status, check_cursor
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
+from errata_protocol.labels import MAX_STEP
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
 from errata_protocol.replay import EpisodeDetail, EpisodeSummary, RewardPost
@@ -74,6 +75,11 @@ def episodes(
     created_before: Annotated[float | None, _time("Only created before this time.")] = None,
     last_from: Annotated[float | None, _time("Only with a delivery at this time or later.")] = None,
     last_before: Annotated[float | None, _time("Only without a delivery since this time.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only with this label, of rollouts to compare.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, max=MAX_STEP, help="Only with this label, of a training step.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Only with this label, of a training run.")] = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: Json = False,
