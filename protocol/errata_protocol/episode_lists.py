@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from .errors import InvalidRequest
-from .replay import EpisodeAggregates, EpisodeBucket, EpisodePage
+from .replay import EpisodeAggregates, EpisodeBucket, EpisodePage, Origin
 
 Sort = Literal["created", "last", "reward", "deliveries"]
 Status = Literal["open", "closed", "lost", "expired", "done"]
@@ -67,6 +67,8 @@ class Listed(Protocol):
     @property
     def last(self) -> float | None: ...
     @property
+    def origin(self) -> Origin | None: ...
+    @property
     def group(self) -> str | None: ...
     @property
     def step(self) -> int | None: ...
@@ -97,6 +99,7 @@ class EpisodeFilter:
         group: Its label of that name.
         step: Its label of that name, the training step.
         run: Its label of that name.
+        origin: eid of the episode that it was forked from.
     """
 
     environment: str | None = None
@@ -114,6 +117,7 @@ class EpisodeFilter:
     group: str | None = None
     step: int | None = None
     run: str | None = None
+    origin: str | None = None
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> EpisodeFilter:
@@ -142,6 +146,7 @@ class EpisodeFilter:
             and self.group in (None, one.group)
             and self.step in (None, one.step)
             and self.run in (None, one.run)
+            and (self.origin is None or (one.origin is not None and one.origin.eid == self.origin))
             and (self.text is None or _contains(one, self.text))
         )
 

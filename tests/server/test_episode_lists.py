@@ -61,6 +61,7 @@ class Made:
     kinds: dict[str, int] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
     labels: Labels = NO_LABELS
+    origin: str | None = None
 
 
 @dataclass
@@ -106,6 +107,7 @@ async def fill(journal: Journal, episodes: int = 60) -> World:
         row: dict[str, Any] = {"origin_eid": parent.eid, "origin_t": 0} if parent is not None else {}
         one.labels = chance.choice(LABELS)
         row |= label_fields(one.labels)
+        one.origin = parent.eid if parent is not None else None
         if parent is not None and task is None:
             one.task = parent.task
         await journal.commit(
@@ -182,6 +184,7 @@ FILTERED: dict[str, Wanted] = {
     "group of a step": (
         EpisodeFilter(group="p-2", step=7), lambda e, s: (e.labels.group, e.labels.step) == ("p-2", 7)
     ),
+    "no child": (EpisodeFilter(origin="ep_none"), lambda e, s: False),
     "several": (
         EpisodeFilter(environment="count", error_kind="timeout", reward_max=0.0, text="sort"),
         lambda e, s: e.environment == "count" and "timeout" in e.kinds and e.reward <= 0 and e.task == "Sort-Numbers",
@@ -211,6 +214,16 @@ async def test_a_list_has_what_its_filter_names_once_in_its_order(world: World) 
                     assert world.pages(7, wanted, order, owner) == [one.eid for one in expected], (name, by, owner)
                     found += len(expected)
     assert found > 1000
+
+
+async def test_the_children_of_an_episode_are_listed_also_where_it_was_deleted(world: World) -> None:
+    children: dict[str, list[str]] = {}
+    for one in sorted(world.made, key=lambda one: (one.created, one.eid), reverse=True):
+        if one.origin is not None:
+            children.setdefault(one.origin, []).append(one.eid)
+    assert len(children) > 3
+    for origin, eids in children.items():
+        assert world.pages(1, EpisodeFilter(origin=origin), EpisodeOrder(), ALL_OWNERS) == eids
 
 
 async def test_what_a_list_says_of_an_episode_is_what_was_delivered(world: World) -> None:

@@ -345,6 +345,7 @@ def _wanted(
     group: str | None = None,
     step: int | None = Query(default=None, ge=0, le=MAX_STEP),
     run: str | None = None,
+    origin: str | None = None,
 ) -> EpisodeFilter:
     """Return the filter that the parameters of a list are."""
     return EpisodeFilter(
@@ -364,6 +365,7 @@ def _wanted(
         group=group,
         step=step,
         run=run,
+        origin=origin,
     )
 
 

@@ -314,6 +314,11 @@ class EpisodeStats(Struct, frozen=True):
         return self.row.created
 
     @property
+    def origin(self) -> Origin | None:
+        """Where a fork comes from."""
+        return self.row.origin
+
+    @property
     def group(self) -> str | None:
         """Its label of this name."""
         return self.row.label_group
