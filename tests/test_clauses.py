@@ -171,7 +171,7 @@ def test_clauses_have_one_place_each_and_stand_in_order() -> None:
         ("as D51 has it", "D51 alone: write PROTOCOL D51 or decision 51"),
         ("held (PROTOCOL D4) and D7's too", "D7 alone"),
         ("held (PROTOCOL D44)", "PROTOCOL D44 does not exist"),
-        ("held (PROTOCOL D2-D44)", "PROTOCOL D14 does not exist"),
+        ("held (PROTOCOL D2-D44)", "PROTOCOL D15 does not exist"),
         ("held (PROTOCOL, somewhere)", "'PROTOCOL' names no clause"),
         ("as decision 999 has it", "decision 999 does not exist"),
         ("as decisions 51 and 999 have it", "decision 999 does not exist"),

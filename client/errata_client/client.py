@@ -21,6 +21,7 @@ from errata_protocol.errors import (
     ServiceError,
     UnknownEpisode,
 )
+from errata_protocol.labels import NO_LABELS, Labels
 from errata_protocol.replay import EpisodePage, Kind, StateAt
 
 from .connections.connection import Connection
@@ -76,6 +77,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
             connection survive a lost socket.
         retries: How often a request is sent again after an infrastructure failure that the server rolled back
             (SANDBOX_FAILED); only on a multiplexed connection. `stats` counts them.
+        labels: Labels of the episodes (`labels`).
         resend_after_s: Longest wait for a reply on one plain socket, seconds. Then the client attaches to its given-out
             session again and sends the request again, until ``message_timeout_s`` is over. Needs a server that executes
             a request with an id once (``request_id`` in its capabilities). None waits on the one socket.
@@ -102,6 +104,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         mux: bool | None = None,
         retries: int = 2,
         resend_after_s: float | None = None,
+        labels: Labels = NO_LABELS,
     ) -> None:
         if connection is not None and base_url is None:
             base_url = connection.base_url
@@ -133,6 +136,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         self._mux_wanted = mux
         self._connection = connection
         self._retries = retries
+        self.labels = labels
         self._resend_after = resend_after_s
         self._log = DeliveryLog()
         self._plain = PlainDoor(self, self._log, durable=durable)
@@ -188,6 +192,22 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
     def t(self) -> int | None:
         """Index of the last known delivery of the running episode: 0 is the reset's. None before a reset."""
         return self._log.t
+
+    @property
+    def labels(self) -> Labels:
+        """Labels that the episodes of the next resets have on the server: which run, training step and group of
+        rollouts they belong to. The environment does not see them, and a server that does not know them gets none.
+
+        On a multiplexed connection, as by default, they can be set before each reset. On a plain socket they are those
+        that the session was opened with, and a reset with others is an InvalidRequest. A fork has its parent's.
+        """
+        return self._labels
+
+    @labels.setter
+    def labels(self, labels: Labels) -> None:
+        if not isinstance(labels, Labels):
+            raise TypeError(f"labels are Labels(group=..., step=..., run=...), not {type(labels).__name__}")
+        self._labels = labels
 
     @property
     def session_id(self) -> str | None:
@@ -484,7 +504,7 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         child: ErrataClient[ActT, ObsT, StateT] = super()._create_session_client()
         child._codec, child._durable, child._retries = self._codec, self._durable, self._retries
         child._mux_wanted, child._connection = self._mux_wanted, self._connection
-        child._resend_after = self._resend_after
+        child._resend_after, child.labels = self._resend_after, self._labels
         child._plain, child._mux = PlainDoor(child, child._log, durable=self._durable), child._new_mux()
         return child
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from errata_protocol.errors import InvalidRequest, LocalProtocolError, ServiceError
+from errata_protocol.labels import Labels
 from errata_protocol.replay import Kind
 
 from .batch import Batch, Result
@@ -146,6 +147,7 @@ class EnvPool:
         self,
         kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         *,
+        labels: Labels | Sequence[Labels] | None = None,
         indices: Sequence[int] | None = None,
         return_exceptions: bool = False,
         timeout_s: float | None = None,
@@ -154,6 +156,8 @@ class EnvPool:
 
         Args:
             kwargs: Arguments of reset: the same for all, or one mapping for each of ``indices``.
+            labels: Labels of the episodes (`ErrataClient.labels`): the same for all, or one for each of ``indices``;
+                None leaves the clients' as they are.
             indices: Which environments; None takes all.
             return_exceptions: Return the exception of a failed request in its place.
             timeout_s: Timeout of the whole batch, seconds; None takes the clients' ``message_timeout_s``.
@@ -172,6 +176,8 @@ class EnvPool:
             given: Sequence[Any] = [kwargs or {}] * len(places)
         else:
             given = kwargs
+        if labels is not None:
+            self._label(places, labels)
         return await self._all("reset", places, given, return_exceptions, timeout_s)
 
     async def step_batch(
@@ -236,6 +242,14 @@ class EnvPool:
         if not return_exceptions and any(isinstance(result, BaseException) for result in results):
             raise BatchFailed(results)
         return results
+
+    def _label(self, places: Sequence[int], labels: Labels | Sequence[Labels]) -> None:
+        """Set the labels of the clients at ``places``."""
+        given = [labels] * len(places) if isinstance(labels, Labels) else labels
+        if len(given) != len(places):
+            raise InvalidRequest(f"{len(given)} labels for {len(places)} environments: give one for each, or one")
+        for place, one in zip(places, given, strict=True):
+            self.clients[place].labels = one
 
     def _batch(self, kind: Kind, places: Sequence[int], given: Sequence[Any]) -> Batch:
         if self._closed:
@@ -329,13 +343,16 @@ class SyncEnvPool:
         self,
         kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         *,
+        labels: Labels | Sequence[Labels] | None = None,
         indices: Sequence[int] | None = None,
         return_exceptions: bool = False,
         timeout_s: float | None = None,
     ) -> list[Result]:
         """Reset environments together. See `EnvPool.reset_batch`."""
         return run_blocking(
-            self._pool.reset_batch(kwargs, indices=indices, return_exceptions=return_exceptions, timeout_s=timeout_s)
+            self._pool.reset_batch(
+                kwargs, labels=labels, indices=indices, return_exceptions=return_exceptions, timeout_s=timeout_s
+            )
         )
 
     def step_batch(

@@ -13,6 +13,7 @@ from openenv.core.sync_client import SyncEnvClient
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder
+from errata_protocol.labels import Labels
 from errata_protocol.replay import EpisodePage, StateAt
 
 from .connections import background
@@ -87,6 +88,15 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
     def stats(self) -> SessionStats:
         """See `ErrataClient.stats`."""
         return self._async.stats
+
+    @property
+    def labels(self) -> Labels:
+        """See `ErrataClient.labels`."""
+        return self._async.labels
+
+    @labels.setter
+    def labels(self, labels: Labels) -> None:
+        self._async.labels = labels
 
     def capabilities(self) -> Capabilities | None:
         """Return the server's capabilities; None for a vanilla server. See `ErrataClient.capabilities`."""

@@ -14,6 +14,7 @@ from .environment import (
 )
 from .episode_lists import EpisodeFilter, EpisodeOrder
 from .errors import CODES, CallerError, ErrataError, ServiceError, error_from_wire
+from .labels import Labels
 from .markers import HINT_TEMPLATE_KEYS, Detection, ErrorKind, ErrorMarkers, ErrorSite
 from .payload import canonical, digest, encode_payload, semantic_digest, splice
 from .replay import (
@@ -56,6 +57,7 @@ __all__ = [
     "ErrorSite",
     "ForkReply",
     "ForkRequest",
+    "Labels",
     "PlayedTurn",
     "Recoverable",
     "Recovery",

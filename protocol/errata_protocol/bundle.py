@@ -76,6 +76,7 @@ class EpisodeRecord(_Line):
         recovery: Recovery class of its session.
         task: Task of the episode, if it has a name.
         status: Status of its session when this was written: ``open``, ``closed``, ``lost`` or ``expired``.
+        group: Label, as `errata_protocol.labels.Labels` has it; so are ``step`` and ``run``.
     """
 
     record: Literal["episode"] = "episode"
@@ -89,6 +90,9 @@ class EpisodeRecord(_Line):
     recovery: str | None = None
     task: str | None = None
     status: str | None = None
+    group: str | None = None
+    step: int | None = None
+    run: str | None = None
     deliveries: Count
     rewards: Count = 0
 
@@ -357,7 +361,7 @@ class BundledEpisode:
         kinds = Counter(turn.error_kind for turn in self.turns if turn.error_kind is not None)
         keys = Counter(turn.hint_template_key for turn in self.turns if turn.hint_template_key is not None)
         return {
-            **self.record.model_dump(include={"eid", "episode_id", "environment", "session", "created"}),
+            **self.record.model_dump(include=_ALIKE),
             "origin": self.record.origin,
             "done": any(turn.done for turn in self.turns),
             "deliveries": len(self.turns),
@@ -368,6 +372,10 @@ class BundledEpisode:
             "last": self.last,
             "hint_keys": dict(sorted(keys.items())),
         }
+
+
+_ALIKE = {"eid", "episode_id", "environment", "session", "created", "group", "step", "run"}
+"""Fields of an `EpisodeRecord` that a summary has unchanged."""
 
 
 def _finite_sum(values: Iterable[float]) -> float:

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from .errors import InvalidRequest
-from .replay import EpisodeAggregates, EpisodeBucket, EpisodePage
+from .replay import EpisodeAggregates, EpisodeBucket, EpisodePage, Origin
 
 Sort = Literal["created", "last", "reward", "deliveries"]
 Status = Literal["open", "closed", "lost", "expired", "done"]
@@ -66,6 +66,14 @@ class Listed(Protocol):
     def status(self) -> str | None: ...
     @property
     def last(self) -> float | None: ...
+    @property
+    def origin(self) -> Origin | None: ...
+    @property
+    def group(self) -> str | None: ...
+    @property
+    def step(self) -> int | None: ...
+    @property
+    def run(self) -> str | None: ...
 
 
 L = TypeVar("L", bound=Listed)
@@ -88,6 +96,10 @@ class EpisodeFilter:
         created_before: Time before which the episode was created, seconds since the epoch.
         last_from: Earliest time of the episode's newest delivery, seconds since the epoch.
         last_before: Time before which the episode's newest delivery was made, seconds since the epoch.
+        group: Label ``group`` that the episode has.
+        step: Label ``step`` that the episode has, the training step.
+        run: Label ``run`` that the episode has.
+        origin: eid of the episode that the episode was forked from.
     """
 
     environment: str | None = None
@@ -102,6 +114,10 @@ class EpisodeFilter:
     created_before: float | None = None
     last_from: float | None = None
     last_before: float | None = None
+    group: str | None = None
+    step: int | None = None
+    run: str | None = None
+    origin: str | None = None
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> EpisodeFilter:
@@ -127,6 +143,10 @@ class EpisodeFilter:
             and (self.created_before is None or one.created < self.created_before)
             and (self.last_from is None or last >= self.last_from)
             and (self.last_before is None or last < self.last_before)
+            and self.group in (None, one.group)
+            and self.step in (None, one.step)
+            and self.run in (None, one.run)
+            and (self.origin is None or (one.origin is not None and one.origin.eid == self.origin))
             and (self.text is None or _contains(one, self.text))
         )
 

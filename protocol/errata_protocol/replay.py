@@ -219,6 +219,9 @@ class EpisodeSummary(BaseModel):
         status: ``done``, or the status of its session: ``open``, ``closed``, ``lost`` or ``expired``.
         last: Time of its newest delivery, seconds since the epoch.
         hint_keys: Turns by the key of their hint's template.
+        group: Label of the rollouts that it is compared with, such as those of one prompt in one training step.
+        step: Label of the training step.
+        run: Label of the training run.
     """
 
     eid: str
@@ -235,6 +238,9 @@ class EpisodeSummary(BaseModel):
     status: str | None = None
     last: float | None = None
     hint_keys: dict[str, int] = Field(default_factory=dict)
+    group: str | None = None
+    step: int | None = None
+    run: str | None = None
 
 
 class EpisodeDetail(EpisodeSummary):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
@@ -21,6 +22,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.train import train_step
 
 from errata_protocol.errors import InvalidRequest, SessionLost
+from errata_protocol.labels import Labels
 from errata_server.process import ServerProcess
 from errata_trainer.assembly.channel_set import driver_for
 from errata_trainer.episodes.served import Connect
@@ -274,3 +276,24 @@ async def test_wrong_options_are_refused(server: ServerProcess) -> None:
         ErrataEnv(SHELF, connect, renderer(), PROMPT, {}, max_turns=0)
     with pytest.raises(InvalidRequest, match="shelf has no tool 'fly'"):
         await group(server, tools=["fly"]).make_envs()
+
+
+async def test_the_episodes_of_a_group_have_one_label_of_their_own(server: ServerProcess, policy: TinkerPolicy) -> None:
+    first, second = (group(server, labels=Labels(run="r", step=5)) for _ in range(2))
+    made = [
+        *(await first.make_envs()),
+        *(await second.make_envs()),
+        *(await pickle.loads(pickle.dumps(first)).make_envs()),
+    ]
+    found = []
+    for env in made:
+        await env.initial_observation()
+        shown = httpx.get(f"{server.url}/episodes/{env.runner.eid}").json()
+        assert (shown["run"], shown["step"]) == ("r", 5)
+        found.append(shown["group"])
+        await env.close()
+    assert len(set(found)) == 2 and found[0] == found[1] == found[4] == found[5] != found[2] == found[3]
+    [named, _] = await group(server, labels=Labels(group="g")).make_envs()
+    await named.initial_observation()
+    assert httpx.get(f"{server.url}/episodes/{named.runner.eid}").json()["group"] == "g"
+    await named.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gem
+import httpx
 import pytest
 
 from errata_protocol.errors import InvalidRequest
@@ -193,3 +194,15 @@ def test_a_random_agent_plays(env: ErrataEnv) -> None:
     assert info["lost"] is None and info["metrics"]["calls"] == 1
     env.reset(seed=5)
     assert env.sample_random_action() == actions[0]
+
+
+def test_episodes_have_run_step_and_seed_as_labels(server: ServerProcess) -> None:
+    env = made(server, run="r")
+    labels = []
+    for step in (None, 4):
+        env.training_step = step
+        env.reset(seed=7)
+        shown = httpx.get(f"{server.url}/episodes/{env.env_info['eid']}").json()
+        labels.append((shown["run"], shown["step"], shown["group"]))
+    env.close()
+    assert labels == [("r", None, "7"), ("r", 4, "7")]

@@ -24,7 +24,7 @@ from errata_protocol.episode_lists import (
     summed,
 )
 from errata_protocol.errors import InvalidRequest
-from errata_protocol.replay import EpisodePage, EpisodeSummary
+from errata_protocol.replay import EpisodePage, EpisodeSummary, Origin
 
 
 def summary(eid: str, **over: object) -> EpisodeSummary:
@@ -119,17 +119,19 @@ def test_a_merged_page_that_is_the_last_says_so() -> None:
 
 def test_a_filter_without_fields_matches_all_and_each_field_can_refuse() -> None:
     one = summary("ep_A", episode_id="Mine", task="sort", status="done", reward=1.0, created=10.0, last=20.0,
-                  error_kinds={"timeout": 1})  # fmt: skip
+                  error_kinds={"timeout": 1}, group="g", step=3, run="r", origin=Origin(eid="p", t=1))  # fmt: skip
     assert EVERY.matches(one) and EpisodeFilter.of({}) == EVERY
     holds = {
         "environment": "e", "task": "sort", "status": "done", "error_kind": "timeout", "episode_id": "Mine",
         "text": "MINE", "reward_min": 1.0, "reward_max": 1.0, "created_from": 10.0, "created_before": 10.5,
-        "last_from": 20.0, "last_before": 20.5,
+        "last_from": 20.0, "last_before": 20.5, "group": "g", "step": 3, "run": "r",
+        "origin": "p",
     }  # fmt: skip
     fails = {
         "environment": "f", "task": "sor", "status": "open", "error_kind": "time", "episode_id": "mine",
         "text": "none", "reward_min": 1.5, "reward_max": 0.5, "created_from": 10.5, "created_before": 10.0,
-        "last_from": 20.5, "last_before": 20.0,
+        "last_from": 20.5, "last_before": 20.0, "group": "G", "step": 0, "run": "s",
+        "origin": "ep_A",
     }  # fmt: skip
     assert holds.keys() == fails.keys() == set(FILTERS)
     assert EpisodeFilter.of(holds).matches(one) and EpisodeFilter.of(holds).parameters() == holds

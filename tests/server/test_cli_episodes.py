@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
+from errata_client import ErrataClient
+from errata_protocol.episode_lists import EpisodeFilter
+from errata_protocol.labels import Labels
 from errata_server.app import create_fastapi_app
 from errata_server.cli.tables import Column, Table
+from errata_server.serve.bundle_server import Archive
 from errata_server.settings import Settings
 
 from .command_line import assert_harmless, run
@@ -335,3 +341,74 @@ def test_only_at_a_terminal_is_a_cell_cut(monkeypatch: pytest.MonkeyPatch) -> No
     heading, long, wide, *_ = table(Terminal())
     assert "ep_" + "e" * 40 in long and "…" in long and len(long) <= 80
     assert wide.rstrip().endswith("12") and heading.split() == ["eid", "action", "n"]
+
+
+def test_episodes_add_up_over_all_journals_and_over_http_alike(data_home: Path) -> None:
+    play(data_home / "one", "head none", "fail")
+    play(data_home / "one", "ls")
+    play(data_home / "two", "head none")
+    (bucket,) = json.loads(printed("episodes", "--sums", "--bucket", "366d", "--json"))["buckets"]
+    assert (bucket["episodes"], bucket["deliveries"], bucket["error_kinds"]["path_not_found"]) == (3, 6, 2)
+    header, *lines = printed("episodes", "--sums").splitlines()
+    assert header.split() == ["from", "(UTC)", "episodes", "done", "turns", "mean", "reward", "errors"]
+    assert "path_not_found:2" in " ".join(lines)
+    filtered = json.loads(printed("episodes", "--sums", "--error-kind", "none", "--json"))
+    assert filtered == {"bucket_s": 86_400, "buckets": []}
+    assert "no such episode" in run("episodes", "--sums", "--error-kind", "none").stderr
+    with LocalServer(TARGET, data_home / "one") as server:
+        for where in (["--url", server.url], ["--data-dir", str(data_home / "one")]):
+            (bucket,) = json.loads(printed("episodes", "--sums", "--bucket", "366d", "--json", *where))["buckets"]
+            assert (bucket["episodes"], bucket["deliveries"]) == (2, 4)
+
+
+async def test_the_forks_of_an_episode_are_listed_from_every_source(data_home: Path) -> None:
+    with LocalServer("tests.server.environments:CountEnvironment", data_home / "one") as server:
+        async with ErrataClient(server.url) as client:
+            await client.reset()
+            children = [await client.fork(0), await client.fork(0)]
+            grandchild = await children[0].fork(0)
+            made, of = [child.eid for child in children], client.eid
+            assert of is not None and grandchild.eid is not None
+        for where in (["--url", server.url], ["--data-dir", str(data_home / "one")]):
+            found = json.loads(await asyncio.to_thread(printed, "episodes", "--origin", of, "--json", *where))[
+                "episodes"
+            ]
+            assert {one["eid"] for one in found} == set(made)
+            assert all(one["origin"] == {"eid": of, "t": 0} for one in found)
+            assert (await asyncio.to_thread(printed, "episodes", "--origin", grandchild.eid, *where)).count("ep_") == 0
+        bundle = httpx.get(f"{server.url}/episodes/{grandchild.eid}/bundle").content
+    (data_home / "file").write_bytes(bundle)
+    archive = Archive([data_home / "file"])
+    page = await archive.page(limit=9, cursor=None, wanted=EpisodeFilter(origin=made[0]), principal=None)
+    assert [one.eid for one in page.episodes] == [grandchild.eid]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--bucket", "1h"], "--sums"),
+        (["--sums", "--bucket", "0"], "length of time"),
+        (["--sums", "--bucket", "367d"], "length of time"),
+        (["--sums", "--bucket", "1w"], "length of time"),
+        (["--sums", "--limit", "5"], "--limit"),
+        (["--sums", "--order", "asc"], "--order"),
+        (["--step", "-1"], "--step"),
+    ],
+)
+def test_options_of_sums_that_do_not_fit_are_named(given: list[str], told: str, data_home: Path) -> None:
+    play(data_home / "one")
+    refused = run("episodes", *given)
+    assert refused.status == 2 and told in refused.stderr
+
+
+def test_labels_filter_the_list(data_home: Path) -> None:
+    with LocalServer(TARGET, data_home / "one") as server:
+        made = {}
+        for step in (1, 2):
+            labels = Labels(run="r", step=step, group=f"g{step}")
+            with ErrataClient(server.url, labels=labels).sync() as client:
+                client.reset()
+                made[step] = client.eid
+    for given in (["--step", "2"], ["--group", "g2"], ["--run", "r", "--step", "2"]):
+        assert [one["eid"] for one in json.loads(printed("episodes", "--json", *given))["episodes"]] == [made[2]]
+    assert len(json.loads(printed("episodes", "--json", "--run", "r"))["episodes"]) == 2

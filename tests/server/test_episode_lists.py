@@ -17,6 +17,7 @@ import pytest
 
 from errata_protocol.episode_lists import MAX_BUCKETS, EpisodeFilter, EpisodeOrder, ListPlace
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.labels import NO_LABELS, Labels
 from errata_protocol.replay import EpisodeBucket
 from errata_server.journal import (
     ALL_OWNERS,
@@ -27,12 +28,17 @@ from errata_server.journal import (
     ReadOnlyJournal,
     SessionChange,
 )
+from errata_server.journal.base import label_fields
 from errata_server.journal.index import INDEX
 from errata_server.journal.segments import Segments
 
 from .journal_rows import delivery, episode, session
 from .test_journal import STORES
 
+LABELS = (
+    NO_LABELS, Labels(run='a"b'), Labels(group="p-1é", step=0, run='a"b'), Labels(group="p-2", step=7),
+    Labels(step=2**53 - 1),
+)  # fmt: skip
 KINDS = ("timeout", "path_not_found", 'a"b', "x")
 ALL = {**STORES, "indexed, some waits for its index": lambda d: IndexedJournal(d, batch_rows=150, background=False)}
 
@@ -54,6 +60,8 @@ class Made:
     done: bool = False
     kinds: dict[str, int] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
+    labels: Labels = NO_LABELS
+    origin: str | None = None
 
 
 @dataclass
@@ -97,6 +105,9 @@ async def fill(journal: Journal, episodes: int = 60) -> World:
             created, chance.choice((None, "Alias", f"alias-{n}")), task, sid, created,
         )  # fmt: skip
         row: dict[str, Any] = {"origin_eid": parent.eid, "origin_t": 0} if parent is not None else {}
+        one.labels = chance.choice(LABELS)
+        row |= label_fields(one.labels)
+        one.origin = parent.eid if parent is not None else None
         if parent is not None and task is None:
             one.task = parent.task
         await journal.commit(
@@ -165,6 +176,15 @@ FILTERED: dict[str, Wanted] = {
     "reward": (EpisodeFilter(reward_min=0.5, reward_max=1.0), lambda e, s: 0.5 <= e.reward <= 1.0),
     "created": (EpisodeFilter(created_from=1005, created_before=1020), lambda e, s: 1005 <= e.created < 1020),
     "last": (EpisodeFilter(last_from=1005, last_before=1020), lambda e, s: 1005 <= e.last < 1020),
+    "group": (EpisodeFilter(group="p-1é"), lambda e, s: e.labels.group == "p-1é"),
+    "step": (EpisodeFilter(step=0), lambda e, s: e.labels.step == 0),
+    "a large step": (EpisodeFilter(step=2**53 - 1), lambda e, s: e.labels.step == 2**53 - 1),
+    "run": (EpisodeFilter(run='a"b'), lambda e, s: e.labels.run == 'a"b'),
+    "part of a run": (EpisodeFilter(run="a"), lambda e, s: False),
+    "group of a step": (
+        EpisodeFilter(group="p-2", step=7), lambda e, s: (e.labels.group, e.labels.step) == ("p-2", 7)
+    ),
+    "no child": (EpisodeFilter(origin="ep_none"), lambda e, s: False),
     "several": (
         EpisodeFilter(environment="count", error_kind="timeout", reward_max=0.0, text="sort"),
         lambda e, s: e.environment == "count" and "timeout" in e.kinds and e.reward <= 0 and e.task == "Sort-Numbers",
@@ -196,6 +216,16 @@ async def test_a_list_has_what_its_filter_names_once_in_its_order(world: World) 
     assert found > 1000
 
 
+async def test_the_children_of_an_episode_are_listed_also_where_it_was_deleted(world: World) -> None:
+    children: dict[str, list[str]] = {}
+    for one in sorted(world.made, key=lambda one: (one.created, one.eid), reverse=True):
+        if one.origin is not None:
+            children.setdefault(one.origin, []).append(one.eid)
+    assert len(children) > 3
+    for origin, eids in children.items():
+        assert world.pages(1, EpisodeFilter(origin=origin), EpisodeOrder(), ALL_OWNERS) == eids
+
+
 async def test_what_a_list_says_of_an_episode_is_what_was_delivered(world: World) -> None:
     listed = {one.eid: one for one in world.journal.episodes(limit=99, principal=ALL_OWNERS)[0]}
     assert listed.keys() == {one.eid for one in world.made}
@@ -204,6 +234,7 @@ async def test_what_a_list_says_of_an_episode_is_what_was_delivered(world: World
         assert (one.task, one.status, one.last) == (made.task, world.status(made), made.last)
         assert (one.reward, one.deliveries, one.error_kinds) == (made.reward, made.deliveries, made.kinds)
         assert one.hint_keys == made.keys
+        assert (one.group, one.step, one.run) == (made.labels.group, made.labels.step, made.labels.run)
         assert list(one.error_kinds) == sorted(one.error_kinds) and list(one.hint_keys) == sorted(one.hint_keys)
         assert world.journal.episode_stats(made.eid) == one
     assert world.journal.episode_stats("ep_none") is None

@@ -295,8 +295,8 @@ async def test_a_session_that_is_closed_meanwhile_is_reset_to_no_state(monkeypat
     runtime = simulated(Settings(journal_wait_s=0.3))
     child_of = Forks.child
 
-    async def child(self: Forks, *given: Any) -> Any:
-        made = await child_of(self, *given)
+    async def child(self: Forks, *given: Any, **more: Any) -> Any:
+        made = await child_of(self, *given, **more)
         await runtime.live_sessions.end(given[1])  # its episode is deleted by somebody else, for example
         return made
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from errata_protocol.labels import NO_LABELS, Labels
+
 
 class ScriptedSession:
     """A session that answers from a list.
@@ -24,6 +26,8 @@ class ScriptedSession:
         self.t: int | None = None
         self.slow_s = 0.0
         self.closed = False
+        self.labels = NO_LABELS
+        self.labelled: list[Labels] = []
 
     def _answer(self, asked: Any) -> Any:
         self.asked.append(asked)
@@ -36,6 +40,7 @@ class ScriptedSession:
         return SimpleNamespace(observation={"text": text, **marked}, reward=reward, done=done, metadata=None)
 
     def reset(self, **task: Any) -> Any:
+        self.labelled.append(self.labels)
         result = self._answer(task)
         self.eid, self.t = f"{self.name}-{len(self.asked)}", 0
         return result

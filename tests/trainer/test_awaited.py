@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from scripted_session import ScriptedSession
 
+from errata_client import Episodes
+from errata_protocol.episode_lists import EpisodeFilter
 from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
@@ -17,6 +19,7 @@ from errata_protocol.errors import (
     SessionLost,
     StepTimeout,
 )
+from errata_protocol.labels import Labels
 from errata_server.simulation import run, simulated
 from errata_trainer.episodes.awaited import CALL_DEADLINE, EPISODE_DEADLINE, AwaitedRunner
 from errata_trainer.episodes.playing import EpisodeRunner
@@ -317,3 +320,14 @@ def test_a_client_that_cannot_connect_is_lost_and_leaves_nothing_open() -> None:
         )
 
     asyncio.run(main())
+
+
+async def test_an_awaited_episode_has_the_labels_of_its_runner(tmp_path: Path) -> None:
+    with LocalServer("tests.environments.shelf:SPEC", tmp_path) as server:
+        runner = AwaitedRunner(SHELF, Connect(server.url, (), 20.0, 0).connected)
+        runner.labels = Labels(run="r", step=3, group="g")
+        await runner.reset({"place": "red"})
+        async with Episodes(server.url) as episodes:
+            (found,) = (await episodes.episodes(wanted=EpisodeFilter(run="r", step=3, group="g"))).episodes
+            assert found.eid == runner.eid
+        await runner.close()

@@ -16,6 +16,8 @@ from errata_protocol.errors import (
     SessionLost,
     StepTimeout,
 )
+from errata_protocol.labels import MAX_LABEL, NO_LABELS, Labels
+from errata_trainer.episodes.labels import episode_labels
 from errata_trainer.episodes.playing import EpisodeRunner
 from errata_trainer.episodes.record import LOST, OVER
 from errata_trainer.episodes.tools import PlayedEnvironment, Tool, of_spec, published, step_tool
@@ -223,3 +225,26 @@ def test_installed_environments_are_found_by_name() -> None:
         published("termnal")
     with pytest.raises(TypeError, match="it takes no argument"):
         Tool("wait", "", {}).action({"a": 1})
+
+
+def test_episodes_have_the_labels_that_the_runner_had_at_their_reset() -> None:
+    runner, sessions = episode_runner(*[("go", None, False)] * 3)
+    runner.reset({})
+    for step in (1, 2):
+        runner.labels = episode_labels(run="r", step=step, group="g")
+        runner.reset({})
+    assert sessions[0].labelled == [NO_LABELS, *(Labels(run="r", step=step, group="g") for step in (1, 2))]
+    assert all("labels" not in asked for asked in sessions[0].asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        ({}, NO_LABELS),
+        ({"run": "", "step": -1, "group": None}, NO_LABELS),
+        ({"run": "a\nb\ud800", "step": 0, "group": 7}, Labels(run="a b?", step=0, group="7")),
+        ({"run": "/runs/" + "x" * MAX_LABEL}, Labels(run="x" * MAX_LABEL)),
+    ],
+)
+def test_what_a_trainer_calls_things_becomes_labels(given: dict[str, Any], labels: Labels) -> None:
+    assert episode_labels(**given) == labels

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import asyncio
+from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 from datasets import Dataset
 from scripted import Scripted, call, config
 
+from errata_client import Episodes
+from errata_protocol.episode_lists import EpisodeFilter
 from errata_protocol.errors import ServiceError
+from errata_protocol.replay import EpisodeSummary
 from errata_server.process import ServerProcess
 from errata_trainer.episodes.tools import of_spec
 from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory
@@ -141,3 +145,23 @@ def test_training_goes_on_over_a_server_that_was_killed_and_started_again(tokeni
     finally:
         for server in (served, *killed):
             server.stop()
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_the_episodes_of_a_run_are_labelled_by_run_step_and_prompt(
+    server: ServerProcess, tokenizer: Any, tmp_path: Path, threads: int
+) -> None:
+    trainer = made(tokenizer, server.url, told(RIGHT, WRONG), tmp_path, run_name=f"run-{threads}")
+    trainer.tool_threads = threads
+    trainer.train()
+    listed = asyncio.run(labelled(server.url, f"run-{threads}"))
+    assert {one.step for one in listed} == set(range(trainer.state.global_step))
+    groups = Counter(one.group for one in listed)
+    assert set(groups.values()) == {trainer.num_generations}
+    assert len(groups) * trainer.num_generations == len(listed)
+    assert all((one.group or "").startswith(f"{one.step}-train-") for one in listed)
+
+
+async def labelled(url: str, run: str) -> list[EpisodeSummary]:
+    async with Episodes(url) as episodes:
+        return (await episodes.episodes(limit=500, wanted=EpisodeFilter(run=run))).episodes

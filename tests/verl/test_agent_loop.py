@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import torch
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -198,3 +200,15 @@ def test_verls_data_set_reads_the_rows(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(rows) == 2 and rows[1]["agent_name"] == "errata" and rows[1]["index"] == 1
     assert [EpisodeOptions("http://h").task_of(rows[n]) for n in (0, 1)] == tasks
     assert rows[0]["raw_prompt"][0]["role"] == "user"
+
+
+def test_a_rollout_has_run_step_and_prompt_as_labels(url: str) -> None:
+    async def played() -> None:
+        loop = agent_loop(url, Generator(finding))
+        OmegaConf.update(loop.config, "trainer.experiment_name", "named", force_add=True)
+        row = {"raw_prompt": PROMPT, "task": "{}", "uid": "prompt-1", "session_id": 0, "global_steps": torch.tensor(6)}
+        await loop.run({"temperature": 1.0}, **row)
+
+    asyncio.run(played())
+    (found,) = httpx.get(f"{url}/episodes", params={"group": "prompt-1"}).json()["episodes"]
+    assert (found["run"], found["step"]) == ("named", 6)

@@ -18,6 +18,7 @@ from errata_protocol.errors import (
     ErrataError,
     LocalProtocolError,
 )
+from errata_protocol.labels import NO_LABELS, Labels
 from errata_protocol.mux import (
     Answered,
     Attached,
@@ -59,6 +60,7 @@ class MuxSession:
         retries: How often a request is sent again after an infrastructure failure that the server rolled back.
         ends: Whether the session ends with its client and with the connection.
         ticket: Continue this session instead of opening one.
+        labels: Returns the labels that an open or a reset is to have.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class MuxSession:
         retries: int,
         ends: bool,
         ticket: Ticket | None = None,
+        labels: Callable[[], Labels] = lambda: NO_LABELS,
     ) -> None:
         self.connection = connection
         self.stats = stats
@@ -81,6 +84,7 @@ class MuxSession:
         self._delivered, self._moved, self._rewarded = delivered, moved, rewarded
         self._retries = retries
         self._ticket = ticket
+        self._labels = labels
         self._session: ClientSession | None = None
         self._waiting: dict[ClientRequest, Done] = {}
         self._tried: dict[ClientRequest, int] = {}
@@ -122,7 +126,7 @@ class MuxSession:
             machine, ticket = self.connection.machine, self._ticket
             if ticket is None:
                 group = self.connection.group if self.ends else None
-                session = machine.open(secrets.token_urlsafe(24), secrets.token_urlsafe(24), group)
+                session = machine.open(secrets.token_urlsafe(24), secrets.token_urlsafe(24), group, self._labels())
             else:
                 session = machine.adopt(ticket["sid"], ticket["key"], last=ticket["last"], last_seq=ticket["last_seq"])
             self._session = session
@@ -214,7 +218,8 @@ class MuxSession:
         connection = self.connection
         connection.enter()
         session = self._live()
-        request = connection.machine.request(session, kind, data, condition=condition)
+        labels = self._labels() if kind == "reset" else NO_LABELS
+        request = connection.machine.request(session, kind, data, condition=condition, labels=labels)
         self._waiting[request] = done
         self.stats.requests += 1
         connection.schedule_send()

@@ -19,6 +19,7 @@ from errata_protocol.errors import (
     SessionUnknown,
 )
 from errata_protocol.exception_text import text_of
+from errata_protocol.labels import HEADER, NO_LABELS, Labels
 from errata_protocol.printable import printable
 from errata_protocol.replay import (
     AgentText,
@@ -98,15 +99,18 @@ class HttpDoor:
         """Return what another process needs: everything but the open connections."""
         return {**self.__dict__, "_client": None, "_loop": None}
 
-    async def create_session(self) -> str:
+    async def create_session(self, labels: Labels = NO_LABELS) -> str:
         """Create a session that outlives its socket and return its id.
+
+        Args:
+            labels: Labels of its episodes.
 
         Raises:
             CapacityReached: The server has no instance left.
             NotSupported: The server has no ``POST /mcp``.
             ConnectionError: The server cannot be reached.
         """
-        reply = await self._rpc("openenv/session/create", {})
+        reply = await self._rpc("openenv/session/create", {}, {HEADER: labels.header()} if labels else None)
         session_id = reply.get("session_id")
         if not isinstance(session_id, str) or not session_id:
             raise FrameInvalid(f"openenv/session/create answered no session_id: {reply!r}")
@@ -195,9 +199,9 @@ class HttpDoor:
         if client is not None and loop is asyncio.get_running_loop():
             await client.aclose()
 
-    async def _rpc(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def _rpc(self, method: str, params: dict[str, Any], headers: dict[str, str] | None = None) -> dict[str, Any]:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        reply = _json(await self._send("POST", "/mcp", body))
+        reply = _json(await self._send("POST", "/mcp", body, headers=headers))
         if not isinstance(reply, dict):
             raise FrameInvalid(f"{method} answered no JSON-RPC object: {reply!r}")
         if (error := reply.get("error")) is not None:
@@ -206,11 +210,17 @@ class HttpDoor:
         return result if isinstance(result, dict) else {}
 
     async def _send(
-        self, method: str, path: str, body: Any = None, params: Any = None, eid: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        params: Any = None,
+        eid: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> httpx.Response:
         client = self._client_here()
         key = READ_KEYS.get(eid) if eid is not None and "authorization" not in client.headers else None
-        shown = {"Authorization": f"Bearer {key}"} if key is not None else None
+        shown = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key is not None else {})}
         try:
             with waits_at(self._base).on(f"the answer to a {method} request", self._timeout_s):
                 response = await client.request(method, self._base + path, json=body, params=params, headers=shown)

@@ -12,6 +12,7 @@ from websockets.asyncio.client import ClientConnection
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported, UnknownEpisode
+from errata_protocol.labels import EXTENSION, NO_LABELS, Labels
 from errata_protocol.mux import Answered, Replied
 from errata_protocol.replay import ForkReply, Kind, StateAt
 
@@ -277,7 +278,13 @@ class MuxDoor:
             retries=self._retries,
             ends=ticket is None and not self._durable,
             ticket=ticket,
+            labels=self._labels,
         )
+
+    def _labels(self) -> Labels:
+        """Return the labels to send: none to a server that would refuse them."""
+        offered = self.capabilities is not None and self.capabilities.offers(EXTENSION)
+        return self._client._labels if offered else NO_LABELS
 
     # -- requests ---------------------------------------------------------------------------------------------------
 

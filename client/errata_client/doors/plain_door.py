@@ -21,6 +21,7 @@ from errata_protocol.errors import (
     SessionUnknown,
     UnknownEpisode,
 )
+from errata_protocol.labels import EXTENSION, NO_LABELS, Labels
 from errata_protocol.payload import digest
 from errata_protocol.replay import ForkReply, Kind, StateAt
 
@@ -57,6 +58,7 @@ class PlainDoor:
         self._log = log
         self._durable = durable
         self._in_doubt: str | None = None
+        self._labelled: Labels | None = None  # what the session was made with; None for one that another client made
 
     @property
     def capabilities(self) -> Capabilities | None:
@@ -89,6 +91,7 @@ class PlainDoor:
         """See `Attachable.attach_to`."""
         self._client._session_id = session_id
         self.ends_at_close = ends_at_close
+        self._labelled = self._client._labels  # a fork has those of its parent
 
     async def end_given_out(self) -> None:
         """Close the socket and end the given-out session, if it ``ends_at_close``; errors of that are ignored."""
@@ -145,7 +148,10 @@ class PlainDoor:
         self._client._closed = False
         self._client._start_provider_if_needed()
         if self._durable and self._client._session_id is None:
-            self._client._session_id = await self._client._http().create_session()
+            self._labelled = self._client._labels
+            self._client._session_id = await self._client._http().create_session(self._labelled)
+        elif self._client._session_id is None:
+            self._labelled = self._client._labels
         await self._client.open_socket()
         position = self._client._capabilities.session if self._client._capabilities is not None else None
         self._log.read_key = position.read_key if position is not None else None
@@ -215,6 +221,8 @@ class PlainDoor:
                     t=self._log.t,
                 )
             await self._open()
+        if kind == "reset":
+            self._check_labels()
         if self._in_doubt is not None and kind in ("step", "mcp"):
             raise SessionLost(self._in_doubt) if self._client._capabilities is None else InvalidRequest(self._in_doubt)
         try:
@@ -228,6 +236,19 @@ class PlainDoor:
         if kind is not None:
             self._received(kind, frame)
         return frame
+
+    def _check_labels(self) -> None:
+        """Refuse a reset whose episode would have other labels than the client has now.
+
+        Raises:
+            InvalidRequest: The session was made with others.
+        """
+        labels = self._client._labels
+        if labels != (NO_LABELS if self._labelled is None else self._labelled) and self._client._offers(EXTENSION):
+            raise InvalidRequest(
+                "labels of a session on a plain socket are those that it was opened with: set them before connect(), "
+                "or use a multiplexed connection (leave mux=False, durable= and session_id= out)"
+            )
 
     async def _answered(self, message: dict[str, Any], timeout_s: float) -> Frame:
         """Send a request on the open socket and return the frame that answers it.

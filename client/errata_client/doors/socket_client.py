@@ -20,6 +20,7 @@ from websockets.protocol import State
 
 from errata_protocol.capabilities import PROBE, Capabilities
 from errata_protocol.errors import InvalidRequest, NotSupported, SessionUnknown
+from errata_protocol.labels import HEADER, NO_LABELS
 from errata_protocol.replay import Kind
 
 from ..connections.dialing import refusal_reason
@@ -68,10 +69,12 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
     _ws: Any
     _ws_loop: asyncio.AbstractEventLoop | None
     _ws_url: str | None
+    _headers: dict[str, str] | None
     _sync_client: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._labels = NO_LABELS
         self._session_id: str | None = None
         self._resend_after: float | None = None
         self._capabilities: Capabilities | None = None
@@ -142,7 +145,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
                 pause_s = min(2 * pause_s, 0.5)
 
     async def _open_once(self) -> None:
-        plain_url = self._ws_url
+        plain_url, headers = self._ws_url, self._headers
         self._connecting = True  # `EnvClient` calls close() when it cannot connect, which must not end the session
         try:
             if self._session_id is not None:
@@ -150,12 +153,14 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
             if self._opened_socket is not None:  # also when it is closed: it may hold the error frame of a refusal
                 self._ws, self._ws_loop, self._opened_socket = self._opened_socket, asyncio.get_running_loop(), None
             else:
+                if self._labels and self._session_id is None:
+                    self._headers = {**(headers or {}), HEADER: self._labels.header()}
                 await super()._connect_async()
         except ConnectionError as error:  # remove the session id, which gives access to the session, from the message
             text = str(error).replace(str(self._ws_url), str(plain_url)) if self._ws_url else str(error)
             raise ConnectionError(text + refusal_reason(error.__cause__)) from error.__cause__
         finally:
-            self._connecting = False
+            self._connecting, self._headers = False, headers
             if self._ws_url is not None:  # it is None where a provider was stopped meanwhile
                 self._ws_url = plain_url
         try:

@@ -37,6 +37,7 @@ from pydantic import ValidationError
 
 from ..capabilities import ServerLimits
 from ..errors import FrameTooLarge, InvalidEnvelope, LocalProtocolError, Overloaded, RemoteProtocolError
+from ..labels import NO_LABELS, Labels
 from .client_decoding import checked_data
 from .client_receiving import Receiving
 from .client_session import ENVELOPE_BYTES, ClientConfig, ClientRead, ClientRequest, ClientSession
@@ -59,19 +60,21 @@ class ClientProtocol(Receiving):
 
     # -- sessions and requests --------------------------------------------------------------------------------
 
-    def open(self, sid: str, key: str, group: str | None = None) -> ClientSession:
+    def open(self, sid: str, key: str, group: str | None = None, labels: Labels = NO_LABELS) -> ClientSession:
         """Open a new session, now or when there is a socket.
 
         Args:
             sid: Its id: random, at least 122 bits, URL-safe.
             key: Its key, likewise.
             group: Name under which `read` with ``close_group`` ends it together with others.
+            labels: Labels of its episodes. A server without the extension `errata_protocol.labels.EXTENSION` refuses
+                them.
 
         Raises:
             LocalProtocolError: This client has a session with that sid.
         """
         session = self._new(sid, key, State.UNOPENED)
-        session.group = group
+        session.group, session.labels = group, labels
         self._connect(session)
         return session
 
@@ -103,6 +106,7 @@ class ClientProtocol(Receiving):
         *,
         condition: tuple[int, str | None] | None = None,
         deadline_ms: int | None = None,
+        labels: Labels = NO_LABELS,
     ) -> ClientRequest:
         """Queue a mutating request; it is sent when the session is attached and the limits allow.
 
@@ -112,6 +116,7 @@ class ClientProtocol(Receiving):
             data: JSON text; if the request is sent again, it has the same bytes.
             condition: (t, eid or None): the position that the session must have when the request starts.
             deadline_ms: Time limit in milliseconds from its arrival at the server, for waiting and execution together.
+            labels: Labels of the episode that a reset begins, as for `open`.
 
         Raises:
             InvalidRequest: ``data`` is not JSON, or its nesting is too deep.
@@ -121,6 +126,7 @@ class ClientProtocol(Receiving):
         if session.state is State.ENDED:
             raise LocalProtocolError(f"session {session.sid[:6]}... is over: open another")
         request = ClientRequest(kind, self._checked(data), condition, deadline_ms)
+        request.labels = labels
         session.unsent.append(request)
         self._send_unsent(session)
         return request

@@ -60,7 +60,9 @@ class Sending:
             data: dict[str, Any] = {"key": session.key, "fence": session.next_fence()}
             if session.group is not None:
                 data["group"] = session.group
-            head = {"sid": session.sid, "type": "open"}
+            head: dict[str, Any] = {"sid": session.sid, "type": "open"}
+            if session.labels:
+                head["labels"] = session.labels
             self._outbox.put(session.sid, write_envelope(head, msgspec.json.encode(data)))
             self._send_unsent(session)
             for read in list(session.reads.values()):

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import msgspec
 
 from ..errors import ErrataError
+from ..labels import NO_LABELS
 from .records import ReadKind, RequestKind
 from .state import State
 
-ENVELOPE_BYTES = 1024
-"""Most bytes that an envelope adds to its ``data``: its sid and the eid of its ``if`` have up to 128 characters."""
+ENVELOPE_BYTES = 2304
+"""Most bytes that an envelope adds to its ``data``: its sid and the eid of its ``if`` have up to 128 characters, and so
+have two labels of up to 4 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class ClientConfig:
 class ClientRequest:
     """A mutating request. It gets an ``id`` when it is sent, which may change until the server accepts the request."""
 
-    __slots__ = ("cancelled", "child", "condition", "data", "deadline_ms", "id", "kind")
+    __slots__ = ("cancelled", "child", "condition", "data", "deadline_ms", "id", "kind", "labels")
 
     def __init__(
         self, kind: RequestKind, data: bytes, condition: tuple[int, str | None] | None, deadline_ms: int | None
@@ -54,6 +56,7 @@ class ClientRequest:
         self.deadline_ms = deadline_ms
         self.child: tuple[str, str] | None = None
         self.cancelled = False
+        self.labels = NO_LABELS
 
     def envelope(self, sid: str, id: int) -> bytes:
         """Return the request's envelope, with the exact bytes of ``data``; a cancelled one has ``deadline_ms`` 0."""
@@ -65,6 +68,8 @@ class ClientRequest:
         deadline_ms = 0 if self.cancelled else self.deadline_ms
         if deadline_ms is not None:
             extra += f',"deadline_ms":{deadline_ms}'
+        if self.labels:
+            extra += f',"labels":{msgspec.json.encode(self.labels).decode()}'
         return f'{{"sid":"{sid}","id":{id},"type":"{self.kind}"{extra},"data":'.encode() + self.data + b"}"
 
 
@@ -94,7 +99,19 @@ class ClientSession:
 
     __slots__ = (
         *("accepted", "acked", "acked_seq", "awaiting_refusal", "counted", "eid", "end_error", "fence", "gap_at"),
-        *("give_up_at", "group", "held_at", "held_until", "key", "last", "last_seq", "may_outbid", "next_id", "reads"),
+        *(
+            "give_up_at",
+            "group",
+            "held_at",
+            "held_until",
+            "key",
+            "labels",
+            "last",
+            "last_seq",
+            "may_outbid",
+            "next_id",
+            "reads",
+        ),
         *("retry_at", "sent", "sid", "state", "t", "unsent"),
     )
 
@@ -103,6 +120,7 @@ class ClientSession:
         self.key = key
         self.state = state
         self.group: str | None = None
+        self.labels = NO_LABELS
         self.fence = 0
         self.may_outbid = False  # a refused attach goes on above the server's fence; else it means a takeover
         self.next_id: int | None = 1

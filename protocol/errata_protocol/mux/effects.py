@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from ..labels import NO_LABELS, Labels
 from .records import EncodedReply, ForkSpec, ReadKind, RequestKind
 from .server_session import FinalReplies, RepeatedRequest, ServerConnection, ServerSession
 
@@ -65,6 +66,7 @@ class RunRequest(Struct, frozen=True, gc=False):
         sha: sha256 of ``data`` as received.
         deadline: On the clock of the machine's ``now``; None without one.
         fork: What a fork asks for.
+        labels: Labels of the episode that a reset begins, beside those of the session.
     """
 
     session: ServerSession
@@ -74,6 +76,7 @@ class RunRequest(Struct, frozen=True, gc=False):
     sha: bytes
     deadline: float | None = None
     fork: ForkSpec | None = None
+    labels: Labels = NO_LABELS
 
 
 class RecordError(Struct, frozen=True):

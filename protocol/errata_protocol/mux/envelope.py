@@ -5,8 +5,9 @@ client ignores unknown fields of its server's messages, so that a newer server m
 
 Validation is cheap because the decoder (msgspec) refuses nearly everything itself. Three things it does not check, and
 a cheap test shows when each might matter. UTF-8 inside ``data``: the whole frame is decoded as text. Duplicate keys, of
-which it takes the last: the frame then has more colons than its decoded fields account for, because no other string of
-an envelope can hold a colon. Nesting depth: only ``data`` with as many brackets as levels are allowed is counted.
+which it takes the last: the frame then has more colons than its decoded fields account for. So has one with a colon in
+a label, which is then looked at again. Nesting depth: only ``data`` with as many brackets as levels are allowed is
+counted.
 
 Decisions that PROTOCOL D states:
 
@@ -35,6 +36,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from ..bounded_json import no_constant
 from ..errors import FrameTooLarge, InvalidEnvelope, RemoteProtocolError, Unparsable
 from ..json_text import MAX_VALUES, ValueCounter, cut_out, depth, elements, has_surrogates
+from ..labels import Labels
 from ..names import SESSION
 from ..payload import DIGEST_PREFIX
 
@@ -71,6 +73,7 @@ class Envelope(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
     data: Raw | UnsetType = UNSET
     condition: Condition | UnsetType = msgspec.field(name="if", default=UNSET)
     deadline_ms: Count | UnsetType = UNSET
+    labels: Labels | UnsetType = UNSET
 
 
 class ServerEnvelope(Struct, frozen=True, gc=False):
@@ -179,6 +182,8 @@ def _read_elements(frame: bytes) -> list[Element]:
         )
         if envelope.condition is not UNSET:
             colons += 2 + (envelope.condition.eid is not UNSET)
+        if (labels := envelope.labels) is not UNSET:
+            colons += 1 + sum(label is not None for label in (labels.group, labels.step, labels.run))
         elements.append((envelope, data))
     return elements if frame.count(b":") == colons else _read_slowly(frame, array)
 

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from ..capabilities import Capabilities
 from ..errors import InvalidEnvelope
+from ..labels import MAX_LABEL
 from ..payload import DIGEST_PREFIX
 from ..replay import Kind, Origin
 from .envelope import MAX_ID, refuse_duplicate_keys
@@ -36,6 +37,7 @@ Sid = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{21,128}$")]
 Eid = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.~-]{1,128}$")]
 RequestId = Annotated[int, Field(ge=1, le=MAX_ID)]
 Count = Annotated[int, Field(ge=0, le=MAX_ID)]
+Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Digest = Annotated[str, Field(pattern=rf"^{DIGEST_PREFIX}[0-9a-f]{{64}}$")]
 
 
@@ -52,6 +54,14 @@ class ServerModel(BaseModel):
 
 
 # -- data of client messages ---------------------------------------------------------------------------------
+
+
+class LabelsData(ClientModel):
+    """Labels of episodes (`errata_protocol.labels.Labels`)."""
+
+    group: Label | None = None
+    step: Count | None = None
+    run: Label | None = None
 
 
 class OpenData(ClientModel):
@@ -157,6 +167,7 @@ class Open(ClientModel):
 
     sid: Sid
     type: Literal["open"]
+    labels: LabelsData | None = None
     data: OpenData
 
 
@@ -172,6 +183,7 @@ class Reset(MutatingRequest):
     """Begin an episode; ``data`` holds the environment's arguments."""
 
     type: Literal["reset"]
+    labels: LabelsData | None = None
     data: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -49,6 +49,7 @@ from ..errors import (
     Unparsable,
 )
 from ..json_text import is_readable
+from ..labels import NO_LABELS
 from .effects import (
     AnswerRead,
     Effect,
@@ -204,7 +205,18 @@ class ServerProtocol:
                     _address(envelope, "sid")
                     asked = read_data(OPEN_DATA, data)
                     self._attachments.attach(
-                        AttachRequest(connection, sid, asked.key, True, asked.group, 0, 0, asked.fence), now
+                        AttachRequest(
+                            connection,
+                            sid,
+                            asked.key,
+                            True,
+                            asked.group,
+                            0,
+                            0,
+                            asked.fence,
+                            optional(envelope.labels) or NO_LABELS,
+                        ),
+                        now,
                     )
                 case "resume":
                     _address(envelope)

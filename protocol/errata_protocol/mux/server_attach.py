@@ -105,7 +105,7 @@ class Attachments:
             session.parked.append(request)
             return
         session.attach_request = request
-        session.group = request.group
+        session.group, session.labels = request.group, request.labels
         self._out.effects.append(FindSession(session, step.action is Action.MAKE))
 
     def _check_attach(self, session: ServerSession, request: AttachRequest) -> bool:

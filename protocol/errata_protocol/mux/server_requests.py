@@ -125,6 +125,8 @@ class Requests:
         condition = None if envelope.condition is UNSET else envelope.condition
         deadline = None if envelope.deadline_ms is UNSET else now + envelope.deadline_ms / 1000
         pending = Pending(id, kind, data, sha, connection, condition, deadline)
+        if envelope.labels is not UNSET:
+            pending.labels = envelope.labels
         if kind == "fork":
             self._read_fork(pending)
         session.next_id = id + 1
@@ -170,7 +172,16 @@ class Requests:
             )
         if refusal is None:
             self.out.effects.append(
-                RunRequest(session, pending.id, pending.kind, pending.data, pending.sha, pending.deadline, pending.fork)
+                RunRequest(
+                    session,
+                    pending.id,
+                    pending.kind,
+                    pending.data,
+                    pending.sha,
+                    pending.deadline,
+                    pending.fork,
+                    pending.labels,
+                )
             )
             return
         reply = EncodedReply("error", msgspec.json.encode(refusal.to_wire()))

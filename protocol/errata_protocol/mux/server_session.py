@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct
 from ..capabilities import ServerLimits
 from ..errors import ErrataError
 from ..json_text import ValueCounter
+from ..labels import NO_LABELS, Labels
 from ..payload import canonical
 from .envelope import Condition, Envelope
 from .parts import Allowance, Assembly, Outbox
@@ -128,6 +129,7 @@ class Pending(Struct, eq=False, gc=False):
     cancelled: bool = False
     fork: ForkSpec | None = None
     refusal: ErrataError | None = None
+    labels: Labels = NO_LABELS
 
     def count_on(self, connection: ServerConnection) -> None:
         """Count the request as in flight on ``connection``, the socket of its session."""
@@ -152,6 +154,7 @@ class AttachRequest(Struct, frozen=True):
     last: int
     last_seq: int
     fence: int | None
+    labels: Labels = NO_LABELS
 
 
 class Message(Struct, frozen=True):
@@ -198,7 +201,7 @@ class ServerSession:
     __slots__ = (
         *("acked", "acked_seq", "attach_request", "connection", "detached_at", "eid", "fence", "group", "handle"),
         *("has_timer", "kept", "kept_bytes", "key_hash", "last_before_attach", "last_done", "last_reply_at"),
-        *("last_sent", "last_seq_sent", "next_id", "parked", "principal", "queue", "reading_pushes"),
+        *("labels", "last_sent", "last_seq_sent", "next_id", "parked", "principal", "queue", "reading_pushes"),
         *("reading_replies", "recovery", "seq", "sid", "state", "t"),
     )
 
@@ -207,6 +210,7 @@ class ServerSession:
         self.key_hash = key_hash
         self.principal = principal
         self.group: str | None = None
+        self.labels = NO_LABELS
         self.recovery = "none"
         self.handle: Any = None
         """The shell's object for the session."""

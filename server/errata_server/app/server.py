@@ -24,7 +24,7 @@ from openenv.core.env_server.types import (
     SessionInfo,
 )
 
-from errata_protocol import markers
+from errata_protocol import labels, markers
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
@@ -35,6 +35,7 @@ from ..doors.asgi_extensions import serve_detached
 from ..doors.auth import guard
 from ..doors.capabilities import capabilities_data
 from ..doors.input_errors import BodyLimit
+from ..doors.labels import label_headers
 from ..doors.mcp import McpDoor
 from ..doors.mcp_socket import McpSocket
 from ..doors.mcp_tools import McpTools
@@ -157,7 +158,7 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
     def capabilities(self, mode: ServerMode) -> Capabilities:
         """Return the answer to a capability probe in the given mode."""
         recovery = self.sessions.recovery
-        extensions = {"error_markers": markers.VERSION, "mux": 1}
+        extensions = {"error_markers": markers.VERSION, "mux": 1, labels.EXTENSION: 1}
         if mode is not ServerMode.PRODUCTION:
             extensions["state_at"] = 1
             extensions["delayed_rewards"] = 1
@@ -216,22 +217,24 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
         @app.websocket("/ws")
         async def plain_socket(websocket: WebSocket) -> None:
             episodes = self.episodes if simulation else None
-            reader = Reader(self.runtime.store, websocket)
+            reader, labelled = Reader(self.runtime.store, websocket), label_headers(websocket)
 
             async def serve(socket: WebSocket) -> None:
                 if asks_for_mux(socket):
                     await MuxSocket(socket, multiplexer, reader).serve()
                 else:
                     await PlainSocket(
-                        socket, self.sessions, episodes, self.mcp, self.action_cls, offered, reader
+                        socket, self.sessions, episodes, self.mcp, self.action_cls, offered, reader, labelled
                     ).serve()
 
             await serve_detached(websocket, serve)
 
         @app.websocket("/mcp")
         async def mcp_socket(websocket: WebSocket) -> None:
-            owner = http_routes.principal(websocket)
-            await serve_detached(websocket, lambda socket: McpSocket(socket, self.sessions, self.mcp, owner).serve())
+            owner, labelled = http_routes.principal(websocket), label_headers(websocket)
+            await serve_detached(
+                websocket, lambda socket: McpSocket(socket, self.sessions, self.mcp, owner, labelled).serve()
+            )
 
         app.state.errata = self
         self.offered = offered

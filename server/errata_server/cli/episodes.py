@@ -13,8 +13,9 @@ import typer
 from pydantic import ValidationError
 
 from errata_protocol.environment import EnvironmentSpec, default_agent_text
-from errata_protocol.episode_lists import FILTERS, Sort, Status, check_cursor
+from errata_protocol.episode_lists import DAY_S, FILTERS, Sort, Status, check_cursor
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
+from errata_protocol.labels import MAX_STEP
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
 from errata_protocol.replay import EpisodeDetail, EpisodeSummary, RewardPost
@@ -23,8 +24,9 @@ from ..environments.discovery import published
 from ..output_guard import write_exact
 from .payloads import json_of, observation_in
 from .source import DataDir, Json, Place, Source, Url
+from .sums import show_sums
 from .tables import Column, Table
-from .times import when
+from .times import span, when
 from .turns import show_turns
 
 cli = typer.Typer(
@@ -74,18 +76,42 @@ def episodes(
     created_before: Annotated[float | None, _time("Only created before this time.")] = None,
     last_from: Annotated[float | None, _time("Only with a delivery at this time or later.")] = None,
     last_before: Annotated[float | None, _time("Only without a delivery since this time.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only with this label, of rollouts to compare.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, max=MAX_STEP, help="Only with this label, of a training step.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Only with this label, of a training run.")] = None,
+    origin: Annotated[str | None, typer.Option(help="Only forks of this episode.")] = None,
+    sums: Annotated[
+        bool, typer.Option("--sums", help="Show what they add up to over time, instead of the list.")
+    ] = False,
+    bucket: Annotated[
+        int | None, typer.Option(parser=span, metavar="SPAN", help="Length of a line of --sums. [default: 1d]")
+    ] = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """List episodes, newest first.
+    """List episodes, newest first; or, with --sums, how many there were over time, with their rewards and errors.
 
-    WHEN is an ISO time, such as 2026-05-01 or 2026-05-01T12:00, or 12h or 7d ago.
+    WHEN is an ISO time, such as 2026-05-01 or 2026-05-01T12:00, or 12h or 7d ago. SPAN is a length of
+    time, such as 90s, 12h or 7d.
     """
     if context.invoked_subcommand is not None:
         return
     given = context.params
-    query = {"limit": limit, "cursor": cursor, "sort": sort, "order": order, **{name: given[name] for name in FILTERS}}
+    wanted = {name: given[name] for name in FILTERS}
+    if bucket is not None and not sums:
+        raise typer.BadParameter("--bucket is for --sums")
+    if sums:
+        for name in ("limit", "cursor", "sort", "order"):
+            source_of = context.get_parameter_source(name)
+            if source_of is not None and source_of.name == "COMMANDLINE":
+                raise typer.BadParameter(f"--sums is of all episodes that the filters have: leave --{name} out")
+        with Source(data_dir, url) as source:
+            show_sums(source.aggregates(DAY_S if bucket is None else bucket, wanted), source.seen, as_json=as_json)
+        return
+    query = {"limit": limit, "cursor": cursor, "sort": sort, "order": order, **wanted}
     with Source(data_dir, url) as source:
         page = source.page(query)
         places = [source.places(e.eid) for e in page.episodes]

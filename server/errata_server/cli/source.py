@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from errata_protocol.bundle import MAX_HEADER_BYTES, check_header, parse_line
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.episode_lists import NEWEST, EpisodeFilter, EpisodeOrder, Pages, merged
+from errata_protocol.episode_lists import NEWEST, EpisodeFilter, EpisodeOrder, Pages, merged, summed
 from errata_protocol.errors import (
     ErrataError,
     InvalidRequest,
@@ -26,7 +26,15 @@ from errata_protocol.errors import (
     UnknownEpisode,
     error_from_wire,
 )
-from errata_protocol.replay import DeletedEpisodes, EpisodeDetail, EpisodePage, RewardPost, RewardRecord, episode_path
+from errata_protocol.replay import (
+    DeletedEpisodes,
+    EpisodeAggregates,
+    EpisodeDetail,
+    EpisodePage,
+    RewardPost,
+    RewardRecord,
+    episode_path,
+)
 
 from ..journal import ALL_OWNERS, Journal, journal_in
 from ..journal.registry import type_in
@@ -56,6 +64,7 @@ def directory(text: str) -> Path:
 
 
 _PAGE = TypeAdapter(EpisodePage)
+_AGGREGATES = TypeAdapter(EpisodeAggregates)
 _DETAIL = TypeAdapter(EpisodeDetail)
 _RECORD = TypeAdapter(RewardRecord)
 _RECORDS = TypeAdapter(list[RewardRecord])
@@ -197,6 +206,27 @@ class Source:
         order = EpisodeOrder(query.get("sort") or NEWEST.by, query.get("order") != "asc")
         pages = [self._pages(directory, EpisodeFilter.of(query), order) for directory in self._directories]
         return merged(pages, order, query["limit"], query["cursor"])
+
+    def aggregates(self, bucket_s: int, wanted: Mapping[str, Any]) -> EpisodeAggregates:
+        """Return what episodes add up to over time: of the server, or of all data directories together.
+
+        Args:
+            bucket_s: Length of a bucket, seconds.
+            wanted: The filters of ``GET /episodes``; None stands for one that is not set.
+
+        Raises:
+            InvalidRequest: There are too many buckets or counts.
+        """
+        if self._url is not None:
+            params = {"bucket_s": bucket_s, **{name: value for name, value in wanted.items() if value is not None}}
+            return self._http("GET", "/episodes/aggregates", params=params).read(_AGGREGATES)
+        return summed([self._sums(directory, bucket_s, EpisodeFilter.of(wanted)) for directory in self._directories])
+
+    def _sums(self, directory: Path, bucket_s: int, wanted: EpisodeFilter) -> EpisodeAggregates:
+        return self._local(
+            directory,
+            lambda episodes: episodes.reads.aggregates(bucket_s=bucket_s, wanted=wanted, principal=ALL_OWNERS),
+        )
 
     def _pages(self, directory: Path, wanted: EpisodeFilter, order: EpisodeOrder) -> Pages:
         def page(limit: int, cursor: str | None) -> EpisodePage:

@@ -20,6 +20,7 @@ from starlette.responses import StreamingResponse
 from errata_protocol.episode_lists import DAY_S, MAX_BUCKET_S, MAX_CURSOR, EpisodeFilter, EpisodeOrder, Sort, Status
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable
 from errata_protocol.json_text import ValueCounter
+from errata_protocol.labels import MAX_STEP
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
 from errata_protocol.turn_pages import DEFAULT_PAGE
 
@@ -43,6 +44,7 @@ from .input_errors import (
 )
 from .json_rpc import read_rpc
 from .json_values import exceeds, too_many
+from .labels import label_headers, read_labels
 from .mcp import McpDoor
 from .readers import Reader
 from .strict_json import parse_json, parse_object
@@ -335,7 +337,9 @@ def register_mcp(app: FastAPI, door: McpDoor, max_body: int) -> None:
         rpc = read_rpc(await _message(request, max_body), max_body)
         if isinstance(rpc, dict):
             return _json(rpc)
-        answer = await door.over_http(rpc, rpc.model_dump_json().encode(), principal(request))
+        answer = await door.over_http(
+            rpc, rpc.model_dump_json().encode(), principal(request), lambda: read_labels(label_headers(request))
+        )
         return Response(answer, media_type="application/json") if isinstance(answer, bytes) else _json(answer)
 
 
@@ -399,6 +403,10 @@ def _wanted(
     created_before: float | None = Query(default=None, allow_inf_nan=False),
     last_from: float | None = Query(default=None, allow_inf_nan=False),
     last_before: float | None = Query(default=None, allow_inf_nan=False),
+    group: str | None = None,
+    step: int | None = Query(default=None, ge=0, le=MAX_STEP),
+    run: str | None = None,
+    origin: str | None = None,
 ) -> EpisodeFilter:
     """Return the filter that the parameters of a list are."""
     return EpisodeFilter(
@@ -414,6 +422,10 @@ def _wanted(
         created_before=created_before,
         last_from=last_from,
         last_before=last_before,
+        group=group,
+        step=step,
+        run=run,
+        origin=origin,
     )
 
 

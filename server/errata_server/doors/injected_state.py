@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from errata_protocol.errors import SessionUnknown, UnknownEpisode
+from errata_protocol.labels import NO_LABELS, Labels
 
 from ..episodes.forks import Forks
 from ..journal.base import DeliveryRow, Record
@@ -20,6 +21,7 @@ async def reset_to(
     admitted: Admitted,
     place: tuple[str, int],
     socket: object | None = None,
+    labels: Labels = NO_LABELS,
 ) -> DeliveryRow:
     """Begin an episode of a session as a fork of another episode at delivery t, and close the session's instance.
 
@@ -32,6 +34,7 @@ async def reset_to(
         admitted: The reset.
         place: (eid, t): an episode of this environment and principal, of any session.
         socket: The plain socket on which the reset arrived; None for a multiplexed one.
+        labels: Labels that came with the reset, in place of the other episode's.
 
     Returns:
         The row of the new episode's t=0, committed.
@@ -46,7 +49,7 @@ async def reset_to(
     """
     eid, t = place
     parent = await runtime.store.owned_delivery(eid, t, session.row.principal)
-    child = await forks.child(parent, session.sid, admitted.request)
+    child = await forks.child(parent, session.sid, admitted.request, labels=labels)
     forked_session, episode, _ = child.records
     if forked_session.environment != session.row.environment:
         raise UnknownEpisode(eid)  # another environment of this server cannot restore its states

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcRequest, McpMethod
@@ -15,6 +16,7 @@ from errata_protocol.errors import (
     SessionLost,
     SessionUnknown,
 )
+from errata_protocol.labels import NO_LABELS, Labels
 
 from ..environments.host import EnvHost
 from ..sessions.session import Reply, Request, Session
@@ -57,14 +59,22 @@ class McpDoor:
         except ErrataError as error:
             return refused(rpc, error)
 
-    async def over_http(self, rpc: JsonRpcRequest, raw: bytes, principal: str | None) -> dict[str, Any] | bytes:
+    async def over_http(
+        self, rpc: JsonRpcRequest, raw: bytes, principal: str | None, labels: Callable[[], Labels] = lambda: NO_LABELS
+    ) -> dict[str, Any] | bytes:
         """Answer ``POST /mcp``. A request without ``session_id`` runs on an instance that it has for itself.
+
+        Args:
+            rpc: The request.
+            raw: Its bytes, to be journaled.
+            principal: Who sent it.
+            labels: Returns the labels that came with it, for a session that it makes.
 
         Returns:
             The JSON-RPC response; as bytes where it is the payload of a delivery, which is journaled so.
         """
         try:
-            return await self._over_http(rpc, raw, principal)
+            return await self._over_http(rpc, raw, principal, labels)
         except ErrataError as error:
             return refused(rpc, error)
 
@@ -104,11 +114,13 @@ class McpDoor:
             return await self._sessions.admit(session, self.request(rpc, raw), socket)
         return await self._sessions.look(session, lambda host: self._tools.list_tools(host, rpc))
 
-    async def _over_http(self, rpc: JsonRpcRequest, raw: bytes, principal: str | None) -> dict[str, Any] | bytes:
+    async def _over_http(
+        self, rpc: JsonRpcRequest, raw: bytes, principal: str | None, labels: Callable[[], Labels]
+    ) -> dict[str, Any] | bytes:
         if not isinstance(rpc.params, dict):
             return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, "Params must be an object", rpc.id)
         if rpc.method == SESSION_CREATE:
-            session = await self._sessions.open(resumable=True, principal=principal)
+            session = await self._sessions.open(resumable=True, principal=principal, labels=labels())
             self._sessions.lifetime.keep_idle(session)
             return rpc_result(rpc, {"session_id": session.sid})
         if rpc.method == SESSION_CLOSE:

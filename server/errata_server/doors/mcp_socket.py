@@ -15,6 +15,7 @@ from ..sessions.session import Reply, Session
 from ..sessions.sessions import Sessions
 from .input_errors import error_json
 from .json_rpc import read_rpc, rpc_error
+from .labels import LabelHeaders
 from .mcp import McpDoor
 from .session_socket import SocketDoor
 
@@ -29,10 +30,18 @@ class McpSocket(SocketDoor):
         sessions: The environment's sessions.
         mcp: Answers the requests.
         principal: Who opened the socket.
+        labels: See `SocketDoor`.
     """
 
-    def __init__(self, websocket: WebSocket, sessions: Sessions, mcp: McpDoor, principal: str | None) -> None:
-        super().__init__(websocket, sessions, principal)
+    def __init__(
+        self,
+        websocket: WebSocket,
+        sessions: Sessions,
+        mcp: McpDoor,
+        principal: str | None,
+        labels: LabelHeaders = (),
+    ) -> None:
+        super().__init__(websocket, sessions, principal, labels)
         self._mcp = mcp
 
     async def _answer(self, session: Session, message: Message) -> bytes:

@@ -48,6 +48,7 @@ from .capabilities import capabilities_data
 from .injected_state import reset_to
 from .input_errors import error_json
 from .json_rpc import parse_rpc
+from .labels import LabelHeaders
 from .mcp import McpDoor
 from .readers import Reader
 from .repeat_safe import TAKE_AN_ID, RepeatSafe, read_request_id, validation_error
@@ -68,6 +69,7 @@ class PlainSocket(SocketDoor):
         action_cls: Action class that steps are validated against.
         capabilities: Returns what the environment offers.
         reader: Who opened the socket.
+        labels: See `SocketDoor`.
     """
 
     def __init__(
@@ -79,8 +81,9 @@ class PlainSocket(SocketDoor):
         action_cls: type[Action],
         capabilities: Callable[[], Capabilities],
         reader: Reader,
+        labels: LabelHeaders = (),
     ) -> None:
-        super().__init__(websocket, sessions, reader.principal)
+        super().__init__(websocket, sessions, reader.principal, labels)
         self._reader = reader
         self._episodes = episodes
         self._mcp = mcp

@@ -16,6 +16,7 @@ from ..sessions.session import Session
 from ..sessions.sessions import Sessions
 from .asgi_extensions import Unread, set_message_bounds
 from .json_values import excess
+from .labels import LabelHeaders, read_labels
 
 log = logging.getLogger("errata.ws")
 
@@ -43,12 +44,16 @@ class SocketDoor(ABC):
         websocket: Not yet accepted.
         sessions: The environment's sessions.
         principal: Who opened the socket.
+        labels: Headers of its handshake with labels, for the session that it makes.
     """
 
-    def __init__(self, websocket: WebSocket, sessions: Sessions, principal: str | None) -> None:
+    def __init__(
+        self, websocket: WebSocket, sessions: Sessions, principal: str | None, labels: LabelHeaders = ()
+    ) -> None:
         self._websocket = websocket
         self._sessions = sessions
         self._principal = principal
+        self._labels = labels
         self._inbox = Inbox[Message](MAX_PIPELINED, sessions.runtime.settings.max_frame)
 
     async def serve(self) -> None:
@@ -86,7 +91,7 @@ class SocketDoor(ABC):
 
     async def _session(self) -> Session:
         """Open a session and attach this socket to it."""
-        session = await self._sessions.open(principal=self._principal)
+        session = await self._sessions.open(principal=self._principal, labels=read_labels(self._labels))
         self._sessions.lifetime.attach(session, self)
         return session
 

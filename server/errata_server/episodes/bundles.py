@@ -77,6 +77,9 @@ async def describe(store: Store, row: EpisodeRow) -> EpisodeRecord:
         recovery=session.recovery if session is not None else None,
         task=stats.task if stats is not None else None,
         status=session_status(session),
+        group=row.label_group,
+        step=row.label_step,
+        run=row.label_run,
         deliveries=len(turns),
         rewards=len(rewards),
     )

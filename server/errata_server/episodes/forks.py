@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from errata_protocol.errors import Conflict, NotSupported, UnknownEpisode
+from errata_protocol.labels import NO_LABELS, Labels
 from errata_protocol.replay import ForkReply, ForkRequest, Origin
 
 from ..clock import Clock
 from ..ids import Ids
-from ..journal.base import DeliveryRow, EpisodeRow, SessionRow
+from ..journal.base import DeliveryRow, EpisodeRow, SessionRow, label_fields
 from ..recovery import NONE, SNAPSHOT, recovery_class
 from ..runtime.ownership import read_key_of
 from ..runtime.rows import Admitted, forked_row
@@ -80,6 +81,7 @@ class Forks:
         fork_request: str | None = None,
         key_hash: bytes | None = None,
         group: str | None = None,
+        labels: Labels = NO_LABELS,
     ) -> Child:
         """Return the rows of a new session whose t=0 is the delivery ``parent``; does not commit them.
 
@@ -90,6 +92,7 @@ class Forks:
             fork_request: The ``request_id`` of the fork request.
             key_hash: Hash of the new session's key, if it is multiplexed.
             group: Group of the new session, if it is multiplexed.
+            labels: Labels of the new episode, and of later ones of its session, in place of the parent's.
 
         Raises:
             NotSupported: The environment takes no snapshots and is not declared deterministic.
@@ -107,6 +110,7 @@ class Forks:
         episode = await self._store.episode(eid)
         if episode is None:
             raise UnknownEpisode(eid)
+        labels = episode.labels.updated(labels)
         now = self._clock.time()
         session = SessionRow(
             sid=sid,
@@ -120,6 +124,7 @@ class Forks:
             fork_request=fork_request,
             key_hash=key_hash,
             group=group,
+            **label_fields(labels),
         )
         child = EpisodeRow(
             eid=self._ids.episode(),
@@ -131,6 +136,7 @@ class Forks:
             origin_eid=eid,
             origin_t=parent.t,
             agent_text_version=episode.agent_text_version,
+            **label_fields(labels),
         )
         admitted = Admitted(child.eid, 0, sid, None, "fork", asked, now)
         return Child(child.eid, (session, child, forked_row(parent, admitted)))

@@ -25,6 +25,9 @@ def summary_of(stats: EpisodeStats) -> EpisodeSummary:
         status=stats.status,
         last=stats.last,
         hint_keys=stats.hint_keys,
+        group=stats.group,
+        step=stats.step,
+        run=stats.run,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.episode_lists import EVERY, NEWEST, EpisodeFilter, EpisodeOrder, ListPlace, Status
 from errata_protocol.errors import ErrataError, JournalUnavailable
+from errata_protocol.labels import Labels
 from errata_protocol.payload import semantic_sha256
 from errata_protocol.replay import EpisodeAggregates, Kind, Origin
 
@@ -42,6 +43,11 @@ def is_owned(owner: str | None, principal: str | None) -> bool:
     return principal in (owner, ALL_OWNERS)
 
 
+def label_fields(labels: Labels) -> dict[str, Any]:
+    """Return labels as the fields that `SessionRow` and `EpisodeRow` have of them."""
+    return {"label_group": labels.group, "label_step": labels.step, "label_run": labels.run}
+
+
 class SessionRow(Struct, frozen=True, gc=False):
     """A session as the journal knows it.
 
@@ -60,6 +66,9 @@ class SessionRow(Struct, frozen=True, gc=False):
         key_hash: `errata_protocol.mux.hash_key` of a multiplexed session's key, 32 bytes; None for any other session,
             and such a one is never found by its id alone.
         group: Sessions that ``close_group`` ends together.
+        label_group: Label ``group`` of its episodes, unless their resets have one; nothing to do with ``group``.
+        label_step: Likewise ``step``.
+        label_run: Likewise ``run``.
     """
 
     sid: str
@@ -75,6 +84,14 @@ class SessionRow(Struct, frozen=True, gc=False):
     lost: str | None = None
     key_hash: bytes | None = None
     group: str | None = None
+    label_group: str | None = None
+    label_step: int | None = None
+    label_run: str | None = None
+
+    @property
+    def labels(self) -> Labels:
+        """Labels of its episodes, unless their resets have others."""
+        return Labels(group=self.label_group, step=self.label_step, run=self.label_run)
 
 
 class EpisodeRow(Struct, frozen=True, gc=False):
@@ -90,6 +107,9 @@ class EpisodeRow(Struct, frozen=True, gc=False):
         origin_eid: Parent episode of a fork.
         origin_t: Parent delivery of a fork.
         agent_text_version: Version of the environment's ``agent_text`` when it was delivered.
+        label_group: Its label ``group``.
+        label_step: Its label ``step``.
+        label_run: Its label ``run``.
     """
 
     eid: str
@@ -101,6 +121,9 @@ class EpisodeRow(Struct, frozen=True, gc=False):
     origin_eid: str | None = None
     origin_t: int | None = None
     agent_text_version: str | None = None
+    label_group: str | None = None
+    label_step: int | None = None
+    label_run: str | None = None
 
     @property
     def fork_name(self) -> str | None:
@@ -110,6 +133,11 @@ class EpisodeRow(Struct, frozen=True, gc=False):
         answers may hold.
         """
         return None if self.origin_eid is None else self.episode_id or self.eid
+
+    @property
+    def labels(self) -> Labels:
+        """Its labels."""
+        return Labels(group=self.label_group, step=self.label_step, run=self.label_run)
 
     @property
     def origin(self) -> Origin | None:
@@ -284,6 +312,26 @@ class EpisodeStats(Struct, frozen=True):
     def created(self) -> float:
         """Seconds since the epoch."""
         return self.row.created
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where a fork comes from."""
+        return self.row.origin
+
+    @property
+    def group(self) -> str | None:
+        """Its label of this name."""
+        return self.row.label_group
+
+    @property
+    def step(self) -> int | None:
+        """Its label of this name."""
+        return self.row.label_step
+
+    @property
+    def run(self) -> str | None:
+        """Its label of this name."""
+        return self.row.label_run
 
     @property
     def status(self) -> Status:

@@ -15,10 +15,11 @@ from .base import DeliveryRow, EpisodeRow, RewardRow, SessionChange, SessionRow
 
 SESSION = (
     "sid", "environment", "recovery", "seed", "created", "given_out", "principal", "status", "fork_of", "fork_request",
-    "lost", "key_hash", "group",
+    "lost", "key_hash", "group", "label_group", "label_step", "label_run",
 )  # fmt: skip
 EPISODE = (
     "eid", "sid", "environment", "created", "episode_id", "principal", "origin_eid", "origin_t", "agent_text_version",
+    "label_group", "label_step", "label_run",
 )  # fmt: skip
 DELIVERY = (
     "eid", "t", "sid", "id", "kind", "request", "request_sha", "status", "payload", "digest", "semantic_digest",

@@ -33,7 +33,8 @@ INDEX = "index.db"
 VERSION = 4
 """``PRAGMA user_version`` of the indexes that this Errata reads; another is made again.
 
-Version 3 had no ``last``, ``task`` and ``hint_keys``. The totals of version 2 may count rows behind its position.
+Version 3 had no ``last``, ``task``, ``hint_keys`` and labels. The totals of version 2 may count rows behind its
+position.
 """
 
 RUN = 8
@@ -66,7 +67,7 @@ CREATE TABLE applied(
 CREATE TABLE sessions(
   n INTEGER PRIMARY KEY, sid TEXT NOT NULL UNIQUE, environment TEXT, recovery TEXT, seed INTEGER, created REAL,
   given_out INTEGER, principal TEXT, status TEXT, fork_of TEXT, fork_request TEXT, lost TEXT, key_hash BLOB,
-  group_id TEXT
+  group_id TEXT, label_group TEXT, label_step INTEGER, label_run TEXT
 );
 CREATE INDEX sessions_open ON sessions(created) WHERE status = 'open';
 CREATE UNIQUE INDEX sessions_fork ON sessions(fork_of, fork_request) WHERE fork_request IS NOT NULL;
@@ -74,7 +75,7 @@ CREATE TABLE counters(session INTEGER PRIMARY KEY, last_id INTEGER NOT NULL, las
 CREATE TABLE episodes(
   n INTEGER PRIMARY KEY, session INTEGER NOT NULL, eid TEXT NOT NULL UNIQUE, sid TEXT NOT NULL,
   environment TEXT NOT NULL, created REAL NOT NULL, episode_id TEXT, principal TEXT, origin_eid TEXT, origin_t INTEGER,
-  agent_text_version TEXT
+  agent_text_version TEXT, label_group TEXT, label_step INTEGER, label_run TEXT
 );
 CREATE INDEX episodes_session ON episodes(session, n);
 CREATE INDEX episodes_created ON episodes(principal, created, eid);

@@ -204,6 +204,10 @@ class _Query:
             ("e.created < ?", wanted.created_before),
             ("t.last >= ?", wanted.last_from),
             ("t.last < ?", wanted.last_before),
+            ("e.origin_eid = ?", wanted.origin),
+            ("e.label_group = ?", wanted.group),
+            ("e.label_step = ?", wanted.step),
+            ("e.label_run = ?", wanted.run),
             ("EXISTS (SELECT 1 FROM json_each(t.error_kinds) WHERE key = ?)", wanted.error_kind),
         ):
             if value is not None:

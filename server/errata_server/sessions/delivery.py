@@ -25,7 +25,7 @@ from ..concurrency.fair_lock import Held
 from ..concurrency.procedures import Procedure
 from ..environments.host import CallNotRun, EnvHost, ThreadLost
 from ..ids import name_of
-from ..journal.base import EpisodeRow, Record
+from ..journal.base import EpisodeRow, Record, label_fields
 from ..runtime.rows import Admitted, error_row
 from ..runtime.runtime import Runtime
 from .commits import Commit, commit_with_rewards
@@ -182,6 +182,7 @@ class Delivery:
             episode_id=str(alias).encode("utf-8", "backslashreplace").decode() if alias is not None else None,
             principal=session.row.principal,
             agent_text_version=self._agent_text_version,
+            **label_fields(session.row.labels.updated(request.labels)),
         )
 
     def _note_recovery(self, held: Held, session: Session, host: EnvHost) -> None:

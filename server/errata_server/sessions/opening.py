@@ -13,10 +13,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from errata_protocol.errors import Conflict
+from errata_protocol.labels import NO_LABELS, Labels
 
 from ..concurrency.owned_tasks import OwnedTasks
 from ..concurrency.procedures import Procedure
-from ..journal.base import SessionRow
+from ..journal.base import SessionRow, label_fields
 from ..runtime.capacity import Capacity
 from ..runtime.runtime import Runtime
 from .commits import Commit
@@ -64,13 +65,16 @@ class Opening:
         principal: str | None = None,
         capacity: Capacity | None = None,
         address: Address | None = None,
+        labels: Labels = NO_LABELS,
     ) -> Procedure[Session]:
         """Open a session; see `Sessions.open`."""
         if not self._runtime.started:
             yield self._runtime.start()
         if (deletion := self._retention()) is not None:
             self._tasks.start(deletion)
-        row = self.new_row(resumable=resumable or address is not None, principal=principal, address=address)
+        row = self.new_row(
+            resumable=resumable or address is not None, principal=principal, address=address, labels=labels
+        )
         session = Session(row, committed=False, capacity=capacity or self._lifetime.share_of(principal))
         if row.sid not in self._table.live and session.capacity.full:
             yield self._lifetime.ensure_capacity(session.capacity)
@@ -103,7 +107,12 @@ class Opening:
         session.committed = True
 
     def new_row(
-        self, *, resumable: bool = False, principal: str | None = None, address: Address | None = None
+        self,
+        *,
+        resumable: bool = False,
+        principal: str | None = None,
+        address: Address | None = None,
+        labels: Labels = NO_LABELS,
     ) -> SessionRow:
         """Return the row of a session that does not exist yet."""
         return SessionRow(
@@ -116,4 +125,5 @@ class Opening:
             principal=principal,
             key_hash=address.key_hash if address is not None else None,
             group=address.group if address is not None else None,
+            **label_fields(labels),
         )

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from openenv.core.env_server.types import Action
 
 from errata_protocol.errors import SessionLost, SessionUnknown
+from errata_protocol.labels import NO_LABELS, Labels
 
 from ..concurrency.fair_lock import FairLock, Held
 from ..environments.host import EnvHost
@@ -54,6 +55,7 @@ class Request(Struct, frozen=True, gc=False):
         id: Request id, None on plain sockets. A door that sets it journals failures under this id.
         sha: sha256 of the request as received; None to compute it from ``data``.
         timeout_s: Deadline of the request in seconds; applies if shorter than the server's.
+        labels: Labels of the episode that a reset begins, in place of the session's.
     """
 
     kind: RecordKind
@@ -64,6 +66,7 @@ class Request(Struct, frozen=True, gc=False):
     id: int | None = None
     sha: bytes | None = None
     timeout_s: float | None = None
+    labels: Labels = NO_LABELS
 
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from openenv.core.env_server.types import ConcurrencyConfig
 
 from errata_protocol.errors import SessionLost, SessionUnknown
+from errata_protocol.labels import NO_LABELS, Labels
 
 from ..concurrency.owned_tasks import OwnedTasks
 from ..concurrency.procedures import run, start
@@ -136,6 +137,7 @@ class Sessions:
         principal: str | None = None,
         capacity: Capacity | None = None,
         address: Address | None = None,
+        labels: Labels = NO_LABELS,
     ) -> Session:
         """Open a session with its own environment instance.
 
@@ -145,13 +147,16 @@ class Sessions:
             principal: Owner of the session.
             capacity: Capacity that counts its instance; None for that of the environment and the principal.
             address: Id and key of a multiplexed session, which is always resumable.
+            labels: Labels of its episodes, unless their resets have others.
 
         Raises:
             Conflict: A session with that id exists.
             CapacityReached: The capacity is full, and no detached session can be evicted.
             EnvironmentFailed: The factory failed.
         """
-        opening = self._opening.open(resumable=resumable, principal=principal, capacity=capacity, address=address)
+        opening = self._opening.open(
+            resumable=resumable, principal=principal, capacity=capacity, address=address, labels=labels
+        )
         return await run(opening)
 
     def begin_open(
@@ -161,6 +166,8 @@ class Sessions:
         opened: Callable[[C, Session | None, Exception | None], None],
         caller: C,
         loop: asyncio.AbstractEventLoop,
+        *,
+        labels: Labels = NO_LABELS,
     ) -> None:
         """Open a multiplexed session as `open` does; uses a task only if needed.
 
@@ -171,8 +178,15 @@ class Sessions:
                 error.
             caller: First argument of ``opened``.
             loop: The running event loop.
+            labels: Labels of its episodes, unless their resets have others.
         """
-        start(self._opening.open(principal=principal, address=address), opened, caller, loop, self.tasks.start)
+        start(
+            self._opening.open(principal=principal, address=address, labels=labels),
+            opened,
+            caller,
+            loop,
+            self.tasks.start,
+        )
 
     async def _ensure_capacity(self, session: Session) -> None:
         """Keep a dormant session in memory, and evict others until its instance is within the limits.

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from errata_protocol.errors import Cancelled, CapacityReached, InvalidRequest
+from errata_protocol.labels import Labels
 
 from .record import FAILURES, LOST, DeadlinePassed, EpisodeRecord, RecordHolder, without_room
 from .tools import PlayedEnvironment
@@ -25,6 +26,9 @@ log = logging.getLogger("errata.trainer")
 
 class AwaitedSession(Protocol):
     """The methods of a client that a runner awaits; `errata_client.ErrataClient` has them."""
+
+    labels: Labels
+    """Labels of the episodes that the next resets begin."""
 
     @property
     def eid(self) -> str | None:
@@ -65,6 +69,7 @@ class AwaitedRunner(RecordHolder):
 
     Attributes:
         record: Record of the running episode.
+        labels: Labels of the episodes that the next resets begin; None leaves them to the client.
         spent_s: Time that the running episode has spent in the environment, in seconds.
     """
 
@@ -81,6 +86,7 @@ class AwaitedRunner(RecordHolder):
                 raise ValueError(f"{name} is {seconds}: give a positive number of seconds, or None for no limit")
         super().__init__(EpisodeRecord(environment))
         self.call_s, self.episode_s, self.spent_s = call_s, episode_s, 0.0
+        self.labels: Labels | None = None
         self._connect = connect
         self._session: AwaitedSession | None = None
         self._has_had_room = False
@@ -101,6 +107,8 @@ class AwaitedRunner(RecordHolder):
                 if session is None:
                     session = self._session = await self._connect()
                 self._has_had_room = True
+                if self.labels is not None:
+                    session.labels = self.labels
                 result = await session.reset(**task)
         except InvalidRequest:
             raise

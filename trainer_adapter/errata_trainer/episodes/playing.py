@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from errata_protocol.errors import CapacityReached, InvalidRequest
+from errata_protocol.labels import Labels
 
 from ..rollouts.deliveries import Delivery
 from .record import FAILURES, LOST, EpisodeRecord, Played, RecordHolder, without_room
@@ -17,6 +18,9 @@ log = logging.getLogger("errata.trainer")
 
 class Session(Protocol):
     """The methods of a client that a runner uses; `errata_client.SyncErrataClient` has them."""
+
+    labels: Labels
+    """Labels of the episodes that the next resets begin."""
 
     @property
     def eid(self) -> str | None:
@@ -112,10 +116,12 @@ class EpisodeRunner(RecordHolder):
 
     Attributes:
         record: Record of the running episode.
+        labels: Labels of the episodes that the next resets begin; None leaves them to the client.
     """
 
     def __init__(self, environment: PlayedEnvironment, connect: Callable[[], Session]) -> None:
         super().__init__(EpisodeRecord(environment))
+        self.labels: Labels | None = None
         self._connect = connect
         self._session: Session | None = None
         self._has_had_room = False
@@ -173,6 +179,8 @@ class EpisodeRunner(RecordHolder):
             if self._session is None:
                 self._session = self._connect()
             self._has_had_room = True
+            if self.labels is not None:
+                self._session.labels = self.labels
             result = self._session.reset(**task)
         except InvalidRequest:
             raise

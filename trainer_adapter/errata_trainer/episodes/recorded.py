@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.labels import Labels
 
 from .playing import EpisodeRunner, Session
 from .record import EpisodeRecord, RecordHolder
@@ -67,6 +68,15 @@ class _ForkedSession:
     def t(self) -> int | None:
         """See `Session.t`."""
         return self._session.t
+
+    @property
+    def labels(self) -> Labels:
+        """See `Session.labels`."""
+        return self._session.labels
+
+    @labels.setter
+    def labels(self, labels: Labels) -> None:
+        self._session.labels = labels
 
     def fork(self, t: int, *, eid: str | None = None) -> Any:
         """See `Session.fork`."""

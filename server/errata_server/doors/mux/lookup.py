@@ -57,7 +57,9 @@ class SessionLookup:
             return
         machine = effect.session
         address = Address(journal_sid(machine.sid), machine.key_hash, machine.group)
-        self._sessions.begin_open(address, machine.principal, self._opened, effect, self._driver.loop)
+        self._sessions.begin_open(
+            address, machine.principal, self._opened, effect, self._driver.loop, labels=machine.labels
+        )
 
     def pushed(self, sid: str, seq: int) -> None:
         """Called when a push is committed; a lookup that is running may have read the journal before it."""

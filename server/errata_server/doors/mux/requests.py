@@ -257,7 +257,9 @@ class RequestRunner:
             reader = self._left[session]  # a request that was accepted runs although its socket is lost
         await reader.check(eid, sid=session.sid)
         admitted = self._admitted(session, run)
-        return replayed_reply(await reset_to(self._sessions.runtime, self._forks, session, admitted, (eid, t)))
+        return replayed_reply(
+            await reset_to(self._sessions.runtime, self._forks, session, admitted, (eid, t), labels=run.labels)
+        )
 
     async def _close(self, session: Session, run: RunRequest) -> EncodedReply:
         row = self._row(session, run, b"{}")

@@ -71,7 +71,9 @@ class RequestDecoder:
                 raise self._no_action(error) from error
             return Request("step", run.data, action=action, id=run.id, sha=run.sha, timeout_s=timeout_s)
         if run.kind == "reset":
-            return Request("reset", run.data, reset=data, id=run.id, sha=run.sha, timeout_s=timeout_s)
+            return Request(
+                "reset", run.data, reset=data, id=run.id, sha=run.sha, timeout_s=timeout_s, labels=run.labels
+            )
         rpc = parse_rpc(data)
         if not isinstance(rpc, JsonRpcRequest):
             raise RpcRefused(rpc)

@@ -17,6 +17,7 @@ from gem.envs.registration import ENV_REGISTRY
 from errata_protocol.errors import InvalidRequest
 
 from ...episodes.conversation import TurnError, error_text, read_call, tool_message, turn_errors, with_opening
+from ...episodes.labels import episode_labels
 from ...episodes.playing import EpisodeRunner
 from ...episodes.served import Connect, chosen_tools, served_environment
 from ...episodes.tasks import PROMPT, messages_of, offered_tasks
@@ -56,12 +57,14 @@ class ErrataEnv(gem.Env):  # type: ignore[misc]
         message_timeout_s: Longest wait for an answer in seconds, reconnects included.
         retries: Most times that a request is sent again after a failure that the server rolled back.
         end_texts: Texts that may end a turn, and are no part of its message.
+        run: Name of the training run, a label of the episodes; None for none.
 
     Attributes:
         tools: Descriptions of the student's tools, as chat templates take them.
         env_reset_failed: Whether the last `reset` began no episode.
         env_timeout: False; ROLL logs it. An answer that does not come in time loses the episode.
         env_info: Environment, task and eid of the running episode.
+        training_step: Number of the training step, a label of the episodes; None before the first one.
 
     Raises:
         InvalidRequest: The server has no such environment, tool or split there, or the tasks cannot be read.
@@ -83,6 +86,7 @@ class ErrataEnv(gem.Env):  # type: ignore[misc]
         message_timeout_s: float = 1000.0,
         retries: int = 2,
         end_texts: Sequence[str] = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>"),
+        run: str | None = None,
     ) -> None:
         super().__init__()
         if max_steps < 1:
@@ -97,6 +101,8 @@ class ErrataEnv(gem.Env):  # type: ignore[misc]
         self.env_reset_failed = self.env_timeout = False
         self._messages: list[dict[str, Any]] = []
         self._steps = 0
+        self._run = run
+        self.training_step: int | None = None
         self._random = random.Random()
 
     @property
@@ -116,6 +122,7 @@ class ErrataEnv(gem.Env):  # type: ignore[misc]
 
         Args:
             seed: Number of the episode, which chooses its task: the next one for the next number. None is a random one.
+                It is the label ``group`` of the episode.
 
         Raises:
             InvalidRequest: The environment does not take the task.
@@ -124,6 +131,8 @@ class ErrataEnv(gem.Env):  # type: ignore[misc]
         place = self._random.randrange(len(self._tasks)) if seed is None else seed % len(self._tasks)
         self._random.seed(seed)
         self._steps = 0
+        # ROLL gives the episodes of a group one seed, and those of no other group of the step the same.
+        self._runner.labels = episode_labels(run=self._run, step=self.training_step, group=seed)
         opening = self._runner.reset(self._tasks[place])
         self.env_reset_failed = self._runner.lost is not None
         self._messages = [] if self.env_reset_failed else with_opening(self._prompt, opening)

@@ -83,6 +83,15 @@ class TrajectoryEnvManager(AgentNativeStepEnvManager):  # type: ignore[misc]
                 )
             log.warning(problem)
 
+    def update_step(self, global_step: int) -> None:
+        """Take the number of the training step, which becomes a label of the episodes that begin from now on.
+
+        Args:
+            global_step: Number of the step.
+        """
+        super().update_step(global_step)
+        self.env.training_step = global_step
+
     def step(self, llm_output: DataProto) -> Any:
         """Play a turn, or end the episode for ROLL's reason if no turn was sampled, e.g. because the context is full.
 

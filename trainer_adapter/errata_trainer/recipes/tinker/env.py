@@ -13,11 +13,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import tinker
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, StepResult, Trajectory
 
 from errata_protocol.errors import SessionLost
+from errata_protocol.labels import NO_LABELS, Labels
 
 from ...episodes.awaited import AwaitedRunner
 from ...episodes.conversation import answer_call, turn_errors, with_opening
@@ -69,6 +71,7 @@ class ErrataEnv(Env):  # type: ignore[misc]
         max_turns: Most turns of the student; None for no limit. The calls of the last one are still made.
         call_s: Longest time of a reset or a call, in seconds; None for no limit.
         episode_s: Longest time that the episode spends in the environment, in seconds; None for no limit.
+        labels: Labels of the episode on its server; None for none.
 
     Attributes:
         runner: Runner that plays the episode.
@@ -90,10 +93,12 @@ class ErrataEnv(Env):  # type: ignore[misc]
         max_turns: int | None = None,
         call_s: float | None = None,
         episode_s: float | None = None,
+        labels: Labels | None = None,
     ) -> None:
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns is {max_turns}: give at least 1, or None for no limit")
         self.runner = AwaitedRunner(environment, connect.connected, call_s=call_s, episode_s=episode_s)
+        self.runner.labels = labels
         self._renderer, self._prompt, self._task, self._max_turns = renderer, list(prompt), dict(task), max_turns
         self._tools = chosen_tools(environment, tools)
         self._messages: list[Any] = []
@@ -254,6 +259,8 @@ class ErrataGroup(EnvGroupBuilder):  # type: ignore[misc]
         headers: Headers of each request, e.g. ``{"Authorization": "Bearer TOKEN"}``.
         message_timeout_s: Longest wait for an answer in seconds, reconnects included.
         retries: Most times that a request is sent again after a failure that the server rolled back.
+        labels: Labels of the episodes, e.g. ``Labels(run="grpo-3", step=120)``. Without a ``group`` they get one that
+            no other object has.
     """
 
     url: str
@@ -269,6 +276,8 @@ class ErrataGroup(EnvGroupBuilder):  # type: ignore[misc]
     headers: Mapping[str, str] | None = None
     message_timeout_s: float = 1000.0
     retries: int = 2
+    labels: Labels = NO_LABELS
+    _group: str = field(default_factory=lambda: uuid4().hex, init=False, repr=False)
     _rollouts: list[list[Rollout]] | None = field(default=None, init=False, repr=False)
     _made: list[ErrataEnv] = field(default_factory=list, init=False, repr=False)
     _renderer: Any = field(default=None, init=False, repr=False)
@@ -315,6 +324,7 @@ class ErrataGroup(EnvGroupBuilder):  # type: ignore[misc]
                 max_turns=self.max_turns,
                 call_s=self.call_s,
                 episode_s=self.episode_s,
+                labels=Labels(group=self._group).updated(self.labels),
             )
             for _ in range(self.size)
         ]

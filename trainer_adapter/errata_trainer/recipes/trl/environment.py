@@ -13,6 +13,7 @@ from types import GenericAlias
 from typing import Any, Literal, Optional
 
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.labels import Labels
 
 from ...episodes.playing import EpisodeRunner
 from ...episodes.served import Connect, check_served, chosen_tools, served_environment
@@ -87,6 +88,10 @@ class EpisodeEnvironment(metaclass=_EnvironmentClass):
     def get_reward(self) -> float | None:
         """Finish the episode and return its reward; None if it was lost."""
         return self._runner.finish()
+
+    def _label(self, labels: Labels) -> None:
+        """Set the labels of the episodes that are begun from now on."""
+        self._runner.labels = labels
 
     def _begin(self, row: Mapping[str, Any]) -> None:
         """Start the episode of the row's task now, so that several environments can start theirs at once.

@@ -41,37 +41,54 @@ class ParallelTools:
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self.transcripts = None
-        if self.tool_threads > 1 and self.environment_factories is not None:
-            self._begin_all(inputs, self.environment_factories)
+        if self.environment_factories is not None:
+            pooled = self._pooled(inputs, self.environment_factories)
+            self._label_all([environment for environment, _ in pooled])
+            if self.tool_threads > 1:
+                self._begin_all(pooled)
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         return scored
 
-    def _begin_all(
-        self, inputs: Sequence[Mapping[str, Any]], factories: Mapping[str | None, Callable[[], Any]]
-    ) -> None:
-        """Reset the environments of a batch in a thread pool, before TRL resets them one after the other.
+    def _label_all(self, environments: Sequence[Any]) -> None:
+        """Give the episodes of a batch their labels, before they begin. A trainer that has any overrides this.
 
-        An environment's ``reset``, which TRL calls later, returns the result of this one. Environments come from TRL's
-        pool, which is extended as far as the batch needs. Those without a ``_begin`` method are left to TRL. If a row
-        names an unknown environment, nothing is reset: TRL reports it.
+        Args:
+            environments: Environment of each row of the batch; none if TRL is going to refuse a row.
+        """
+
+    def _pooled(
+        self, inputs: Sequence[Mapping[str, Any]], factories: Mapping[str | None, Callable[[], Any]]
+    ) -> list[tuple[Any, Mapping[str, Any]]]:
+        """Return the environment that TRL will take for each row, with the row.
+
+        Environments come from TRL's pool, which is extended as far as the batch needs. If a row names an unknown
+        environment, there are none: TRL reports it.
 
         Args:
             inputs: Rows of the batch. With several environments, ``environment`` names the one of a row.
             factories: Functions that make an environment, by name; the name is None if there is only one kind.
         """
         used: dict[str | None, int] = {}
-        begun = []
+        pooled = []
         for row in inputs:
             name = row.get("environment") if self._multi_environment else None
             pool = self._environment_pool.get(name)
             if pool is None:
-                return  # TRL says what is wrong with the row
+                return []  # TRL says what is wrong with the row
             place = used.get(name, 0)
             used[name] = place + 1
             if place == len(pool):
                 pool.append(factories[name]())
-            if hasattr(pool[place], "_begin"):
-                begun.append((pool[place], row))
+            pooled.append((pool[place], row))
+        return pooled
+
+    def _begin_all(self, pooled: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
+        """Reset the environments of a batch in a thread pool, before TRL resets them one after the other.
+
+        An environment's ``reset``, which TRL calls later, returns the result of this one. Those without a ``_begin``
+        method are left to TRL.
+        """
+        begun = [(environment, row) for environment, row in pooled if hasattr(environment, "_begin")]
         if begun:
             with ThreadPoolExecutor(min(self.tool_threads, len(begun)), "errata-resets") as threads:
                 list(threads.map(lambda pair: pair[0]._begin(pair[1]), begun))

@@ -29,6 +29,7 @@ from ...channels.compose import DPO, SDPO, gradient_norms
 from ...channels.forward import longest_row
 from ...channels.prm import shaped_advantages
 from ...channels.schedules import Weight, has_weight, weight_at
+from ...episodes.labels import episode_labels
 from ...episodes.playing import EpisodeRunner, worth_a_look
 from ...hints import Hinter
 from ...monitoring.completions import EID, Marked, completion_table, described, marked_turns
@@ -97,6 +98,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._channel_metrics: dict[str, Metrics] = {"train": Metrics(), "eval": Metrics()}
         self._logged_step = 0
         self._shown_eid: str | None = None
+        self._labelled = (-1, "", 0)
         self._driver: ChannelDriver | None = None
         super().__init__(*args, **kwargs)
         if self.settings.progress:
@@ -208,6 +210,19 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return has_weight(weight, range(first, max(self.state.max_steps, first + 1)))
 
     # The batch
+
+    def _label_all(self, environments: Sequence[Any]) -> None:
+        training, step = self.model.training, self.state.global_step
+        size = self.num_generations if training else self.num_generations_eval
+        mode = "train" if training else "eval"
+        # A step may have several batches. All ranks count alike: a group may lie on two of them.
+        self._labelled = (step, mode, self._labelled[2] + 1 if self._labelled[:2] == (step, mode) else 0)
+        batch = "-".join(map(str, self._labelled))
+        first = self.accelerator.process_index * len(environments)
+        for place, environment in enumerate(environments, first):
+            if hasattr(environment, "_label"):
+                run, group = self.args.run_name or self.args.output_dir, f"{batch}-{place // size}"
+                environment._label(episode_labels(run=run, step=step, group=group))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)

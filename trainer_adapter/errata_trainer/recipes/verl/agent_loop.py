@@ -20,6 +20,7 @@ from errata_protocol.errors import ServiceError, SessionLost
 
 from ...episodes.awaited import AwaitedRunner
 from ...episodes.conversation import Conversation, ConversationLimits, Heard, StudentTurn, converse
+from ...episodes.labels import episode_labels
 from ...episodes.served import Connect, check_served, chosen_tools, served_environment
 from ...episodes.tools import PlayedEnvironment, schema_of
 from .options import EpisodeOptions, options_of
@@ -65,7 +66,8 @@ class ErrataAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
         Args:
             sampling_params: VeRL's settings of the generator.
-            **row: Columns of the row; ``raw_prompt`` has the messages of the prompt.
+            **row: Columns of the row; ``raw_prompt`` has the messages of the prompt. VeRL's ``uid`` of the prompt and
+                its ``global_steps`` become labels of the episode.
 
         Raises:
             SessionLost: The episode was lost by an infrastructure failure or a deadline, and does not count.
@@ -76,6 +78,11 @@ class ErrataAgentLoop(AgentLoopBase):  # type: ignore[misc]
         played = await self.loop.run_in_executor(None, played_of, self.options)
         runner = AwaitedRunner(
             played.environment, played.connect.connected, call_s=self.options.call_s, episode_s=self.options.episode_s
+        )
+        runner.labels = episode_labels(
+            run=(self.config.get("trainer") or {}).get("experiment_name"),
+            step=row.get("global_steps"),
+            group=row.get("uid"),
         )
         student = RolloutStudent(
             self, sampling_params, [schema_of(played.environment.tools[one]) for one in played.tools]
