@@ -34,6 +34,7 @@ PLAYED = ON_THE_SERVER - {
     "conformance",
     "salvage",
     "browser",
+    "viewer",
     "cookbook",
     "gem",
     "recipes",

@@ -42,6 +42,7 @@ def test_each_environment_says_what_becomes_of_its_sessions_and_the_snippet_runs
         assert "cannot be forked and do not survive a restart" in none and f"errata probe {UNDECLARED}" in none
         assert snapshot.startswith("errata: CountEnvironment: recovery snapshot: ") and "can be forked" in snapshot
         assert "/web" not in text
+        assert f"in the browser: {server.url}/viewer/\n" in text
         snippet = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
         assert f"{server.url}/UndeclaredEnvironment" in snippet
         ran = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60, check=False)
@@ -56,6 +57,8 @@ def test_one_that_is_declared_deterministic_says_so(tmp_path: Path, monkeypatch:
     text = "\n".join(served.announcement("http://here"))
     assert "UndeclaredEnvironment: recovery reexecute: its sessions survive a restart by running their requests" in text
     assert "web interface at http://here/web" in text
+    listening = "\n".join(served.announcement("http://0.0.0.0:8000"))
+    assert "in the browser: http://127.0.0.1:8000/viewer/" in listening
     asyncio.run(served.runtime.close())
 
 
@@ -87,3 +90,9 @@ def count() -> CountEnvironment:
 )
 def test_a_function_has_the_class_of_what_it_says_it_returns(factory: object, recovery: Recovery) -> None:
     assert recovery_of(factory).name is recovery
+
+
+def test_production_mode_names_no_viewer(tmp_path: Path) -> None:
+    served = build([COUNT], Settings(data_dir=tmp_path), bind=Bind(), mode="production", deterministic=False)
+    assert "/viewer" not in "\n".join(served.announcement("http://here"))
+    asyncio.run(served.runtime.close())

@@ -18,7 +18,7 @@ from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
 
 from .. import output_guard
-from . import base_trees, bundles, data_dirs, doctor, episodes, journal, probe, source
+from . import base_trees, bundles, data_dirs, doctor, episodes, journal, probe, source, view
 from .program_help import summary_of
 
 
@@ -37,7 +37,7 @@ _MODE = _one_of("simulation", "production")
 _LEVEL = _one_of("debug", "info", "warning", "error")
 _LOG_FORMAT = _one_of("auto", "text", "json")
 
-_ORDER = "serve environments init probe tasks doctor demo episodes replay journal base bench ablate"
+_ORDER = "serve environments init probe tasks doctor demo view episodes replay journal base bench ablate"
 ORDER = tuple(_ORDER.split())
 """The order of commands in ``errata --help``, as users need them; others follow, ``version`` is last."""
 
@@ -66,6 +66,7 @@ cli.add_typer(bundles.cli, name="episode", hidden=True)  # the earlier name of t
 cli.add_typer(journal.cli, name="journal")
 cli.add_typer(base_trees.cli, name="base")
 cli.command("replay")(episodes.replay)
+cli.command("view")(view.view)
 cli.command("doctor")(doctor.doctor)
 cli.command("probe")(probe.probe)
 

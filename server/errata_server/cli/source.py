@@ -181,9 +181,8 @@ class Source:
         if self._url is None:
             for directory in self._directories:
                 if directory not in self._runtimes:
-                    journal = _opened(directory)
-                    journal.blocking = False  # nothing else runs in a command while it reads
-                    self._runtimes[directory] = Runtime(Settings(data_dir=None), journal=journal)
+                    self._runtimes[directory] = runtime_for_reading(directory)
+                    self._runtimes[directory].store.journal.blocking = False  # nothing else runs in a command meanwhile
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -238,6 +237,18 @@ class Source:
             )
 
         return page
+
+    def viewer(self) -> str:
+        """Return the address of the server's viewer.
+
+        Raises:
+            InvalidRequest: It has none.
+        """
+        if self._ask("GET", "/viewer/").status == 404:
+            raise InvalidRequest(
+                f"{self._url} has no viewer: it is no Errata server, an earlier one, or in production mode"
+            )
+        return self._address("/viewer/")
 
     def places(self, eid: str) -> list[Place]:
         """Return where the data directories have an episode, and its owner; empty if a server is used."""
@@ -501,6 +512,15 @@ class _AfterHeader:
 def _read_only(directory: Path) -> Iterator[Journal]:
     with closing(_opened(directory)) as journal:
         yield journal
+
+
+def runtime_for_reading(directory: Path) -> Runtime:
+    """Return a runtime on the journal of a data directory, opened for reading.
+
+    Raises:
+        JournalUnavailable: It cannot be read.
+    """
+    return Runtime(Settings(data_dir=None), journal=_opened(directory))
 
 
 def _opened(directory: Path) -> Journal:

@@ -32,6 +32,7 @@ from ..runtime.changes import Changes
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from ..runtime.store import Store
+from ..viewer.pages import register_viewer
 from .event_stream import EventResponse, EventStream
 from .input_errors import (
     BodyTooLong,
@@ -136,7 +137,7 @@ def register_reads(
     changes: Changes,
     warned: Callable[[], bool],
 ) -> None:
-    """Add the routes that read episodes.
+    """Add the routes that read episodes, and the viewer, which shows them.
 
     Args:
         app: The application.
@@ -156,6 +157,8 @@ def register_reads(
         else:
             reader.check_list()
         return reader.principal
+
+    register_viewer(app)
 
     @app.get("/episodes", **_EPISODES)
     async def list_episodes(

@@ -40,6 +40,8 @@ def announcement_lines(
         if has_tools and one.name not in detected and one.runtime is None:
             option = "--detect error=error" if len(found) == 1 else f"--detect {one.name}:error=error"
             lines.append(f"{one.name}: steps whose tool failed are marked only with {option}")
+    if any("state_at" in offered.extensions for offered in capabilities.values()):  # not in production mode
+        lines.append(f"what agents do, in the browser: {_to_connect(url)}/viewer/")
     if os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes"):
         lines.append(f"web interface at {url}/web")
     return lines
@@ -52,7 +54,7 @@ def example(found: Sequence[Servable], url: str) -> str:
         found: The environments.
         url: Address of the server.
     """
-    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # they are for listening only
+    url = _to_connect(url)
     address = url if len(found) == 1 else f"{url}/{found[0].name}"
     return (
         "errata: to talk to it:\n"
@@ -60,6 +62,11 @@ def example(found: Sequence[Servable], url: str) -> str:
         f"    with ErrataClient({address!r}).sync() as env:\n"
         "        print(env.reset().observation)\n"
     )
+
+
+def _to_connect(url: str) -> str:
+    """Return an address of this machine instead of one that is for listening only."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def _recovery_text(servable: Servable, offered: Capabilities) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -303,8 +303,13 @@ def archive_app(
     return app
 
 
-def serve_archive(files: Sequence[Path], bind: Bind) -> None:
+def serve_archive(files: Sequence[Path], bind: Bind, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve bundle files until SIGTERM or SIGINT.
+
+    Args:
+        files: The bundles.
+        bind: Address to listen on.
+        ready: Called with the server's URL once connections to it are taken.
 
     Raises:
         InvalidRequest: See `Archive`; or other machines could use the server without a token, or the address cannot be
@@ -317,4 +322,4 @@ def serve_archive(files: Sequence[Path], bind: Bind) -> None:
     changes = Changes()
     app = archive_app(archive, settings, insecure=bind.insecure, changes=changes)
     served = ", ".join(str(file) for file in files if str(file) not in archive.broken)
-    run_read_only(app, bind, f"{len(archive)} episodes of {served}, read-only", changes.end)
+    run_read_only(app, bind, f"{len(archive)} episodes of {served}, read-only", changes.end, ready)

@@ -282,7 +282,13 @@ def _health_port(runtime: Runtime, host: str) -> Iterator[HealthPort | None]:
         health.close()
 
 
-def run_read_only(app: FastAPI, bind: Bind, what: str, stopping: Callable[[], None]) -> None:
+def run_read_only(
+    app: FastAPI,
+    bind: Bind,
+    what: str,
+    stopping: Callable[[], None],
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
     """Serve an application without a journal until SIGTERM or SIGINT.
 
     Args:
@@ -290,6 +296,7 @@ def run_read_only(app: FastAPI, bind: Bind, what: str, stopping: Callable[[], No
         bind: Address to listen on.
         what: Text that the announcement names as what is served.
         stopping: Called when the server begins to stop.
+        ready: Called with the server's URL once connections to it are taken.
 
     Raises:
         InvalidRequest: The address cannot be listened on, or the limit of open files is too low.
@@ -299,6 +306,7 @@ def run_read_only(app: FastAPI, bind: Bind, what: str, stopping: Callable[[], No
     listening = _listen(bind)
     config = _config(app, bind, connections)
     say(f"serving {what} at {_url_of(listening)}")
+    ready(_url_of(listening))
     _run(
         _ReadOnlyServer(config, stopping).serve(sockets=[listening]),
         config.get_loop_factory() or asyncio.new_event_loop,

@@ -1,0 +1,129 @@
+/** The screen of one episode: its strip, its turns, and the turn that is looked at. */
+
+import * as api from "./api.js";
+import { html, useCallback, useEffect, useRef, useState } from "./html.js";
+import { Plain } from "./output.js";
+import { Strip } from "./strip.js";
+import { duration, number } from "./text.js";
+import { Timeline } from "./timeline.js";
+import { TurnDetail, VIEWS } from "./turn.js";
+
+/** What keys do, as the screen says it. */
+const KEYS = [
+  ["j k", "next and previous turn"],
+  ["n p", "next and previous error"],
+  ["a", "agent text, fields, raw"],
+  ["Home End", "first and last turn"],
+];
+
+/**
+ * @param {{eid: string, t: number | null}} properties
+ */
+export function EpisodeScreen({ eid, t }) {
+  const { summary, turns, failure } = useEpisode(eid);
+  const [view, setView] = useState(VIEWS[0]);
+  const found = t === null ? -1 : turns.findIndex((turn) => turn.t === t);
+  const chosen = Math.max(0, found);
+  const choose = useCallback((/** @type {number} */ index) => {
+    if (turns[index] !== undefined) history.replaceState(null, "", `#${eid}/${turns[index].t}`);
+    dispatchEvent(new HashChangeEvent("hashchange"));
+  }, [eid, turns]);
+  useKeys(turns, chosen, choose, () => setView(VIEWS[(VIEWS.indexOf(view) + 1) % VIEWS.length]));
+  if (failure) return html`<main><p class="trouble" role="alert">${failure}</p></main>`;
+  if (summary === null) return html`<main><p class="none">loading ${eid}</p></main>`;
+  return html`
+    <main class="episode">
+      <${Heading} episode=${summary} />
+      <${Strip} turns=${turns} chosen=${chosen} choose=${choose} />
+      <div class="panes">
+        <${Timeline} turns=${turns} chosen=${chosen} choose=${choose} />
+        <section class="detail" aria-label="The chosen turn">
+          ${turns[chosen] === undefined
+            ? html`<p class="none">no turns</p>`
+            : t !== null && found === -1
+              ? html`<p class="none">no turn ${t} yet</p>`
+              : html`<${TurnDetail} eid=${eid} turn=${turns[chosen]} view=${view} setView=${setView} />`}
+        </section>
+      </div>
+      <p class="keys">${KEYS.map(([keys, what]) => html`<span><kbd>${keys}</kbd> ${what}</span>`)}</p>
+    </main>
+  `;
+}
+
+/** @param {{episode: api.Episode}} properties */
+function Heading({ episode }) {
+  const kinds = Object.entries(episode.error_kinds).map(([kind, count]) => `${kind} ${count}`);
+  const facts = [
+    ["environment", episode.environment],
+    ["task", episode.task],
+    ["status", episode.status ?? ""],
+    ["reward", number(episode.reward)],
+    ["turns", String(episode.deliveries)],
+    ["errors", kinds.join(", ") || "none"],
+    ["began", new Date(episode.created * 1000).toLocaleString()],
+    ["lasted", episode.last === null ? "" : duration(episode.last - episode.created)],
+    ["alias", episode.episode_id],
+  ];
+  return html`
+    <header>
+      <h1><${Plain} text=${episode.task ?? episode.environment} /> <small>${episode.eid}</small></h1>
+      <dl class="facts">
+        ${facts.filter(([, value]) => value).map(([name, value]) => html`<div><dt>${name}</dt><dd><${Plain} text=${value} /></dd></div>`)}
+        ${episode.origin && html`<div><dt>forked from</dt><dd><a href=${`#${episode.origin.eid}/${episode.origin.t}`}>${episode.origin.eid} at ${episode.origin.t}</a></dd></div>`}
+      </dl>
+    </header>
+  `;
+}
+
+/**
+ * Load an episode and its turns, which are shown as they come.
+ * @param {string} eid
+ */
+function useEpisode(eid) {
+  const [summary, setSummary] = useState(/** @type {api.Episode | null} */ (null));
+  const [turns, setTurns] = useState(/** @type {api.Turn[]} */ ([]));
+  const [failure, setFailure] = useState("");
+  useEffect(() => {
+    const leaving = new AbortController();
+    setSummary(null);
+    setTurns([]);
+    setFailure("");
+    (async () => {
+      setSummary(await api.episode(eid, leaving.signal));
+      for await (const page of api.turns(eid, null, leaving.signal)) setTurns((before) => [...before, ...page.turns]);
+    })().catch((error) => leaving.signal.aborted || setFailure(error.message));
+    return () => leaving.abort();
+  }, [eid]);
+  return { summary, turns, failure };
+}
+
+/**
+ * @param {api.Turn[]} turns
+ * @param {number} chosen
+ * @param {(index: number) => void} choose
+ * @param {() => void} toggle
+ */
+function useKeys(turns, chosen, choose, toggle) {
+  const now = useRef({ turns, chosen, choose, toggle });
+  now.current = { turns, chosen, choose, toggle };
+  useEffect(() => {
+    const press = (/** @type {KeyboardEvent} */ event) => {
+      const { turns, chosen, choose, toggle } = now.current;
+      if (event.ctrlKey || event.metaKey || event.altKey || /** @type {HTMLElement} */ (event.target).closest("input, select, textarea")) return;
+      const failed = (/** @type {api.Turn} */ turn) => turn.error_kind !== null;
+      const next = turns.findIndex((turn, index) => index > chosen && failed(turn));
+      const previous = turns.slice(0, chosen).findLastIndex(failed);
+      const moves = new Map([
+        ["j", chosen + 1], ["ArrowDown", chosen + 1], ["k", chosen - 1], ["ArrowUp", chosen - 1],
+        ["n", next], ["p", previous], ["Home", 0], ["End", turns.length - 1],
+      ]);
+      if (event.key === "a") toggle();
+      const index = moves.get(event.key);
+      if (index === undefined || turns[index] === undefined) return;
+      event.preventDefault();
+      choose(index);
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
+}

@@ -1,0 +1,111 @@
+/** The screen of all episodes: what is listed, in which order, and what they add up to. The address has the filters. */
+
+import * as api from "./api.js";
+import { html, useEffect, useState } from "./html.js";
+import { Plain } from "./output.js";
+import { Sums } from "./sums.js";
+import { duration, number } from "./text.js";
+
+const FILTERS = ["text", "environment", "task", "status", "error_kind", "reward_min", "reward_max"];
+const STATUSES = ["open", "done", "closed", "lost", "expired"];
+/** Columns, and what the server sorts them by. */
+const COLUMNS = [["episode", ""], ["task", ""], ["turns", "deliveries"], ["reward", "reward"], ["status", ""], ["errors", ""], ["began", "created"], ["active", "last"]];
+
+/** @param {{search: string}} properties */
+export function EpisodesScreen({ search }) {
+  const asked = new URLSearchParams(search);
+  const query = Object.fromEntries([...FILTERS, "sort", "order"].map((name) => [name, asked.get(name)]));
+  const [listed, setListed] = useState(/** @type {api.Episode[]} */ ([]));
+  const [next, setNext] = useState(/** @type {string | null} */ (null));
+  const [failure, setFailure] = useState("");
+  const [loading, setLoading] = useState(true);
+  const load = async (/** @type {string | null} */ cursor, /** @type {AbortSignal | undefined} */ signal) => {
+    setLoading(true);
+    const page = await api.episodes({ ...query, limit: 100, cursor }, signal);
+    setListed((before) => (cursor === null ? page.episodes : [...before, ...page.episodes]));
+    setNext(page.next);
+    setLoading(false);
+  };
+  useEffect(() => {
+    const leaving = new AbortController();
+    setFailure("");
+    load(null, leaving.signal).catch((error) => leaving.signal.aborted || setFailure(error.message));
+    return () => leaving.abort();
+  }, [search]);
+  return html`
+    <main class="episodes">
+      <h1>Episodes</h1>
+      <${Filters} query=${query} />
+      <${Sums} query=${query} search=${search} />
+      ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
+      <div class="scrolls" tabindex="0" role="region" aria-label="Episodes">
+        <table>
+          <thead><tr>${COLUMNS.map(([name, sort]) => html`<${Head} name=${name} sort=${sort} search=${search} />`)}</tr></thead>
+          <tbody>${listed.map((episode) => html`<${Row} key=${episode.eid} episode=${episode} />`)}</tbody>
+        </table>
+      </div>
+      ${listed.length === 0 && !loading && !failure && html`<p class="none">no episodes</p>`}
+      ${next !== null && html`<button disabled=${loading} onClick=${() => load(next, undefined).catch((error) => setFailure(error.message))}>more</button>`}
+    </main>
+  `;
+}
+
+/** @param {{query: Record<string, string | null>}} properties */
+function Filters({ query }) {
+  const take = (/** @type {SubmitEvent} */ event) => {
+    event.preventDefault();
+    const given = new URLSearchParams();
+    for (const [name, value] of new FormData(/** @type {HTMLFormElement} */ (event.currentTarget))) if (value !== "") given.set(name, String(value));
+    go(given);
+  };
+  const field = (/** @type {string} */ name, /** @type {string} */ label, type = "text") =>
+    html`<label>${label} <input name=${name} type=${type} step="any" value=${query[name] ?? ""} /></label>`;
+  return html`
+    <form class="filters" role="search" onSubmit=${take}>
+      ${field("text", "text", "search")} ${field("environment", "environment")} ${field("task", "task")}
+      <label>status <select name="status">${["", ...STATUSES].map((one) => html`<option value=${one} selected=${one === (query.status ?? "")}>${one}</option>`)}</select></label>
+      ${field("error_kind", "error")} ${field("reward_min", "reward from", "number")} ${field("reward_max", "to", "number")}
+      ${["sort", "order"].map((name) => query[name] && html`<input type="hidden" name=${name} value=${query[name]} />`)}
+      <button>filter</button> ${FILTERS.some((name) => query[name]) && html`<a href="?">all</a>`}
+    </form>
+  `;
+}
+
+/** @param {{name: string, sort: string, search: string}} properties */
+function Head({ name, sort, search }) {
+  if (sort === "") return html`<th scope="col">${name}</th>`;
+  const asked = new URLSearchParams(search);
+  const by = asked.get("sort") ?? "created";
+  const down = (asked.get("order") ?? "desc") === "desc";
+  const direction = by !== sort ? undefined : down ? "descending" : "ascending";
+  asked.set("sort", sort);
+  asked.set("order", by === sort && down ? "asc" : "desc");
+  return html`<th scope="col" aria-sort=${direction}><a href=${`?${asked}`}>${name}${by === sort ? (down ? " \u2193" : " \u2191") : ""}</a></th>`;
+}
+
+/** @param {{episode: api.Episode}} properties */
+function Row({ episode }) {
+  const now = Date.now() / 1000;
+  const kinds = Object.entries(episode.error_kinds).map(([kind, count]) => `${kind} ${count}`).join(", ");
+  return html`
+    <tr>
+      <td><a href=${`#${episode.eid}`}>${episode.eid}</a></td>
+      <td><${Plain} text=${episode.task ?? episode.environment} /></td>
+      <td class="count">${episode.deliveries}</td>
+      <td class="count">${number(episode.reward)}</td>
+      <td>${episode.status}</td>
+      <td class="kinds"><${Plain} text=${kinds} /></td>
+      <td title=${new Date(episode.created * 1000).toISOString()}>${duration(now - episode.created)} ago</td>
+      <td>${duration(now - (episode.last ?? episode.created))} ago</td>
+    </tr>
+  `;
+}
+
+/**
+ * Show a list with other filters.
+ * @param {URLSearchParams} parameters
+ */
+function go(parameters) {
+  history.pushState(null, "", `?${parameters}`);
+  dispatchEvent(new PopStateEvent("popstate"));
+}

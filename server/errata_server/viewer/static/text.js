@@ -1,0 +1,91 @@
+/** Text of agents and environments: cut at code points, with everything visible that would act on a reader. */
+
+/**
+ * Return a text in three parts, cut at code points, as the server counts them: JavaScript's own indexes count the
+ * two halves of an emoji.
+ * @param {string} text
+ * @param {[number, number]} span Half open.
+ * @returns {[string, string, string]}
+ */
+export function cutAt(text, [start, end]) {
+  let at = 0;
+  let begin = text.length;
+  let index = 0;
+  while (at < end && index < text.length) {
+    if (at === start) begin = index;
+    index += /** @type {number} */ (text.codePointAt(index)) > 0xffff ? 2 : 1;
+    at += 1;
+  }
+  if (at === start) begin = index;
+  return [text.slice(0, begin), text.slice(begin, index), text.slice(index)];
+}
+
+/**
+ * Characters that change how those around them are shown, or nothing: controls, bidi marks, invisible ones. A joiner
+ * between two emoji, as in those of families, is none.
+ */
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200c\u200e\u200f\u202a-\u202e\u2028\u2029\u2060-\u2069\ufeff\ud800-\udfff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]|(?<!\p{Extended_Pictographic}[\ufe0f\u{1f3fb}-\u{1f3ff}]?)\u200d|\u200d(?!\p{Extended_Pictographic})/gu;
+
+/**
+ * Return a text in parts; those with ``name`` are single characters that must not act, named by their code.
+ * @param {string} text
+ * @returns {{text: string, name?: string}[]}
+ */
+export function visible(text) {
+  /** @type {{text: string, name?: string}[]} */
+  const parts = [];
+  let end = 0;
+  for (const found of text.matchAll(HIDDEN)) {
+    if (found.index > end) parts.push({ text: text.slice(end, found.index) });
+    parts.push({ text: "", name: nameOf(found[0]) });
+    end = found.index + found[0].length;
+  }
+  if (end < text.length) parts.push({ text: text.slice(end) });
+  return parts;
+}
+
+/** @param {string} character */
+function nameOf(character) {
+  const code = /** @type {number} */ (character.codePointAt(0));
+  if (code < 0x20) return String.fromCharCode(0x2400 + code);
+  return `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
+}
+
+/**
+ * Return a span of time as people say it.
+ * @param {number | null | undefined} seconds
+ */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 100) return `${seconds.toFixed(1)} s`;
+  if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} d`;
+}
+
+/**
+ * Return a reward, or a sum of them, as a short text.
+ * @param {number | null | undefined} value
+ */
+export function number(value) {
+  return value === null || value === undefined ? "" : String(Number(value.toPrecision(6)));
+}
+
+/**
+ * Return an action in one line: of an object with one text, that text.
+ * @param {any} action
+ */
+export function oneLine(action) {
+  if (typeof action === "string") return clipped(action);
+  if (action === null || typeof action !== "object") return action === null ? "" : String(action);
+  const called = typeof action.tool_name === "string" ? action.tool_name : action.params?.name;
+  const inner = action.arguments ?? action.params?.arguments ?? action;
+  const texts = Object.values(inner).filter((value) => typeof value === "string" && value !== called);
+  const text = texts.length === 1 ? texts[0] : JSON.stringify(inner);
+  return clipped(typeof called === "string" ? `${called}: ${text}` : text);
+}
+
+/** @param {string} text */
+function clipped(text) {
+  return text.slice(0, 400).replaceAll(/\s+/g, " ");
+}

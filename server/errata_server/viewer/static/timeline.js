@@ -1,0 +1,56 @@
+/** The turns of an episode in a list, of which only those in view are in the document. */
+
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { Plain } from "./output.js";
+import { duration, number, oneLine } from "./text.js";
+
+const ROW = 30;
+const BEYOND = 12;
+
+/**
+ * @param {{turns: import("./api.js").Turn[], chosen: number, choose: (index: number) => void}} properties
+ */
+export function Timeline({ turns, chosen, choose }) {
+  const list = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const [view, setView] = useState({ top: 0, height: 600 });
+  const measure = () => {
+    const { scrollTop, clientHeight } = /** @type {HTMLDivElement} */ (list.current);
+    setView({ top: scrollTop, height: clientHeight });
+  };
+  useEffect(() => {
+    measure();
+    addEventListener("resize", measure);
+    return () => removeEventListener("resize", measure);
+  }, []);
+  useLayoutEffect(() => {
+    const element = /** @type {HTMLDivElement} */ (list.current);
+    const [top, bottom] = [chosen * ROW, (chosen + 1) * ROW];
+    if (top < element.scrollTop) element.scrollTop = top;
+    else if (bottom > element.scrollTop + element.clientHeight) element.scrollTop = bottom - element.clientHeight;
+  }, [chosen]);
+  const first = Math.max(0, Math.floor(view.top / ROW) - BEYOND);
+  const last = Math.min(turns.length, Math.ceil((view.top + view.height) / ROW) + BEYOND);
+  return html`
+    <div id="timeline" class="timeline" ref=${list} onScroll=${measure} role="listbox" tabindex="0" aria-label="Turns" aria-activedescendant=${`turn-${chosen}`}>
+      <div class="all" style=${{ height: `${turns.length * ROW}px` }} role="presentation">
+        ${turns.slice(first, last).map((turn, index) => html`<${Row} key=${turn.t} turn=${turn} index=${first + index} of=${turns.length} chosen=${first + index === chosen} choose=${choose} />`)}
+      </div>
+    </div>
+  `;
+}
+
+/**
+ * @param {{turn: import("./api.js").Turn, index: number, of: number, chosen: boolean, choose: (index: number) => void}} properties
+ */
+function Row({ turn, index, of, chosen, choose }) {
+  const names = ["row", chosen && "chosen", turn.error_kind !== null && "failed"].filter(Boolean).join(" ");
+  return html`
+    <div id=${`turn-${index}`} class=${names} style=${{ top: `${index * ROW}px` }} role="option" aria-selected=${chosen} aria-setsize=${of} aria-posinset=${index + 1} onClick=${() => choose(index)}>
+      <span class="t">${turn.t}</span>
+      <span class="what">${turn.kind === "step" ? "" : html`<b>${turn.kind} </b>`}<${Plain} text=${oneLine(turn.action)} /></span>
+      <span class="kind">${turn.error_kind ?? (turn.done ? "done" : "")}</span>
+      <span class="reward">${number(turn.reward)}</span>
+      <span class="took">${duration(turn.duration_s)}</span>
+    </div>
+  `;
+}

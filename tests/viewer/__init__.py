@@ -1,0 +1,1 @@
+"""The trace viewer as a person meets it, in Debian's Chromium."""
