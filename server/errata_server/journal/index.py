@@ -30,11 +30,11 @@ from .segments import Position
 INDEX = "index.db"
 """Name of the index beside the segments."""
 
-VERSION = 4
+VERSION = 5
 """``PRAGMA user_version`` of the indexes that this Errata reads; another is made again.
 
-Version 3 had no ``last``, ``task``, ``hint_keys`` and labels. The totals of version 2 may count rows behind its
-position.
+Version 4 had no labels, and version 3 no ``last``, ``task`` and ``hint_keys``. The totals of version 2 may count rows
+behind its position.
 """
 
 RUN = 8
@@ -99,6 +99,7 @@ CREATE TABLE rewards(
   reward_id TEXT NOT NULL, sid TEXT NOT NULL, seq INTEGER, created REAL NOT NULL
 );
 CREATE UNIQUE INDEX rewards_id ON rewards(episode, reward_id);
+CREATE INDEX rewards_t ON rewards(episode, t);
 CREATE UNIQUE INDEX rewards_seq ON rewards(session, seq) WHERE seq IS NOT NULL;
 CREATE TABLE refs(n INTEGER PRIMARY KEY, episode INTEGER NOT NULL, refs TEXT NOT NULL);
 CREATE INDEX refs_episode ON refs(episode);
@@ -107,9 +108,6 @@ CREATE TABLE segments(
   dead_bytes INTEGER NOT NULL
 );
 """
-
-LATER = "CREATE INDEX IF NOT EXISTS rewards_t ON rewards(episode, t)"
-"""What is added to an index of this version that was made before it; without, reads give the same answers."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_turns: Callable[[bytes], list[Turn]] = msgspec.msgpack.Decoder(list[Turn]).decode
@@ -194,7 +192,6 @@ class Index:
                 with self._transaction():
                     self._db.execute(SCHEMA)
                     self._db.pragma("user_version", VERSION)
-            self._db.execute(LATER)
         except BaseException:
             self._db.close()
             raise
