@@ -128,7 +128,7 @@ def test_production_mode_is_read_from_the_routes_and_has_no_replay() -> None:
     with TestClient(app) as client:
         assert client.get("/episodes").status_code == 404
         assert client.post("/reset").status_code == 404
-        assert client.get("/capabilities").json()["extensions"].keys() == {"error_markers", "mux"}
+        assert client.get("/capabilities").json()["extensions"].keys() == {"error_markers", "labels", "mux"}
         with connect(client, told=False) as socket:
             socket.ask("reset", {})
             assert socket.ask("state", {"t": 0})["data"]["code"] == "VALIDATION_ERROR"

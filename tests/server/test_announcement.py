@@ -92,7 +92,8 @@ def test_a_function_has_the_class_of_what_it_says_it_returns(factory: object, re
     assert recovery_of(factory).name is recovery
 
 
-def test_production_mode_names_no_viewer(tmp_path: Path) -> None:
+def test_production_mode_names_no_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_MODE", "simulation")  # `build` sets it for what a target imports: undone at the end
     served = build([COUNT], Settings(data_dir=tmp_path), bind=Bind(), mode="production", deterministic=False)
     assert "/viewer" not in "\n".join(served.announcement("http://here"))
     asyncio.run(served.runtime.close())
