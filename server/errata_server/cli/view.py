@@ -25,7 +25,7 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
 ) -> None:
-    """Look at episodes in the browser: what agents did, where they failed, and what they read.
+    """Show episodes in the browser.
 
     A data directory is only read, also while a server runs on it. Its page is for this machine alone, and is gone when
     this command ends. A running server has the page itself, at /viewer/.
