@@ -3,6 +3,16 @@
 import { SERVER, stateAddress } from "./api.js";
 import { html, useState } from "./html.js";
 
+let tokens = false;
+
+/**
+ * Say whether commands need a token, which they take from ERRATA_TOKEN.
+ * @param {boolean} needed
+ */
+export function setTokens(needed) {
+  tokens = needed;
+}
+
 const server = SERVER.replace(/\/$/, "");
 
 /**
@@ -16,19 +26,20 @@ export function StateCopies({ eid, t }) {
 
 /** @param {string} eid @param {number} t */
 function curl(eid, t) {
-  return `curl -sS ${quoted(stateAddress(eid, t))}`;
+  return `curl -sS ${tokens ? '-H "Authorization: Bearer $ERRATA_TOKEN" ' : ""}${quoted(stateAddress(eid, t))}`;
 }
 
 /** @param {string} eid @param {number} t */
 function python(eid, t) {
-  return `import asyncio
+  const headers = tokens ? `, headers={"Authorization": f"Bearer {os.environ['ERRATA_TOKEN']}"}` : "";
+  return `import asyncio${tokens ? "\nimport os" : ""}
 import sys
 
 from errata_client import Episodes
 
 
 async def main():
-    async with Episodes(${JSON.stringify(server)}) as episodes:
+    async with Episodes(${JSON.stringify(server)}${headers}) as episodes:
         state = await episodes.state_at(${JSON.stringify(eid)}, ${t})
     sys.stdout.buffer.write(state.payload)
 
