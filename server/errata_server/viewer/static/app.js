@@ -1,11 +1,13 @@
-/** The viewer: shows the screen that the address names, `?FILTERS` or `#EID/T`. */
+/** The viewer: shows the screen that the address names. */
 
+import { placeOf } from "./address.js";
 import { EpisodeScreen } from "./episode.js";
 import { EpisodesScreen } from "./episodes.js";
 import { html, render, useEffect, useState } from "./html.js";
+import { LiveScreen } from "./live.js";
 
 function App() {
-  const [place, setPlace] = useState(placeNow());
+  const [{ place, search }, setPlace] = useState(placeNow());
   useEffect(() => {
     const look = () => setPlace(placeNow());
     for (const event of ["hashchange", "popstate"]) addEventListener(event, look);
@@ -13,27 +15,29 @@ function App() {
       for (const event of ["hashchange", "popstate"]) removeEventListener(event, look);
     };
   }, []);
-  const { eid, t, search } = place;
-  document.title = eid === null ? "Episodes" : t === null ? eid : `${eid} t=${t}`;
+  document.title = titleOf(place);
+  const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {string} */ name) =>
+    html`<a href=${to} aria-current=${place.screen === screen ? "page" : undefined}>${name}</a>`;
   return html`
-    <nav aria-label="Screens"><a href=${`./${search}#`} aria-current=${eid === null ? "page" : undefined}>Episodes</a>${eid !== null && html` <span aria-current="page">${eid}</span>`}</nav>
-    ${eid === null ? html`<${EpisodesScreen} search=${search} />` : html`<${EpisodeScreen} key=${eid} eid=${eid} t=${t} />`}
+    <nav aria-label="Screens">
+      ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Live")}
+      ${place.screen === "episode" && html`<span aria-current="page">${place.eid}</span>`}
+    </nav>
+    ${place.screen === "episodes" && html`<${EpisodesScreen} search=${search} />`}
+    ${place.screen === "live" && html`<${LiveScreen} />`}
+    ${place.screen === "episode" && html`<${EpisodeScreen} key=${place.eid} eid=${place.eid} t=${place.t} />`}
   `;
 }
 
-/** Return what the address names. */
-function placeNow() {
-  const [eid, t] = location.hash.slice(1).split("/").map(decoded);
-  return { eid: eid || null, t: /^[0-9]{1,15}$/.test(t ?? "") ? Number(t) : null, search: location.search };
+/** @param {import("./address.js").Place} place */
+function titleOf(place) {
+  if (place.screen === "episodes") return "Episodes";
+  if (place.screen === "live") return "Failing now";
+  return place.t === null ? place.eid : `${place.eid} t=${place.t}`;
 }
 
-/** @param {string} text */
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
+function placeNow() {
+  return { place: placeOf(location.hash), search: location.search };
 }
 
 render(html`<${App} />`, document.body);

@@ -6,8 +6,8 @@ import { number } from "./text.js";
 
 const [WIDTH, HEIGHT] = [360, 48];
 
-/** @param {{query: Record<string, string | null>, search: string}} properties */
-export function Sums({ query, search }) {
+/** @param {{query: Record<string, string | null>, search: string, version: number}} properties ``version``: another one reads again. */
+export function Sums({ query, search, version }) {
   const [buckets, setBuckets] = useState(/** @type {any[]} */ ([]));
   useEffect(() => {
     const leaving = new AbortController();
@@ -22,7 +22,7 @@ export function Sums({ query, search }) {
       .then((found) => setBuckets(found.buckets))
       .catch(() => leaving.signal.aborted || setBuckets([]));
     return () => leaving.abort();
-  }, [search]);
+  }, [search, version]);
   if (buckets.length === 0) return null;
   const total = (/** @type {string} */ name) => buckets.reduce((sum, bucket) => sum + bucket[name], 0);
   const kinds = new Map();
