@@ -185,7 +185,7 @@ class Page:
                 url = self._asked[event["requestId"]] = event["request"]["url"]
                 if host := urlsplit(url).hostname:
                     self.hosts.add(host)
-                if "/heartbeat/" not in url:  # open as long as the page is
+                if "/heartbeat/" not in url and "/episodes/events" not in url:  # open as long as the page is
                     self._open.add(event["requestId"])
                 if "/queue/data" in url:
                     self._last_data[event["requestId"]] = asyncio.get_running_loop().time()

@@ -44,6 +44,7 @@ class LocalServer:
         targets: What to serve, as on the command line.
         data_dir: Data directory.
         settings: Other settings of the server.
+        port: Port to listen on; 0 for a free one.
         **more: As for `build`.
 
     Attributes:
@@ -51,8 +52,16 @@ class LocalServer:
         served: The application and its environments.
     """
 
-    def __init__(self, targets: str | list[str], data_dir: Path, settings: Settings | None = None, **more: Any) -> None:
-        bind = Bind(port=0)
+    def __init__(
+        self,
+        targets: str | list[str],
+        data_dir: Path,
+        settings: Settings | None = None,
+        *,
+        port: int = 0,
+        **more: Any,
+    ) -> None:
+        bind = Bind(port=port)
         given = (settings or Settings()).model_copy(update={"data_dir": data_dir})
         names = [targets] if isinstance(targets, str) else targets
         self.served: Served = build(names, given, bind=bind, mode=None, **more)

@@ -8,6 +8,7 @@ export const SERVER = new URL("..", import.meta.url).href;
  * @property {string} eid
  * @property {string | null} episode_id
  * @property {string} environment
+ * @property {string} session
  * @property {number} created Seconds since 1970.
  * @property {number | null} last Time of its newest delivery, seconds since 1970.
  * @property {string | null} task
@@ -18,6 +19,9 @@ export const SERVER = new URL("..", import.meta.url).href;
  * @property {Record<string, number>} error_kinds
  * @property {Record<string, number>} hint_keys
  * @property {{eid: string, t: number} | null} origin
+ * @property {string | null} group
+ * @property {number | null} step
+ * @property {string | null} run
  */
 
 /** @typedef {{episodes: Episode[], next: string | null}} EpisodePage */
@@ -90,7 +94,7 @@ export function address(path, parameters = {}) {
  * @param {RequestInit} [more] Method, headers and body of what is no read.
  * @returns {Promise<Response>}
  */
-async function ask(url, signal, more = {}) {
+export async function ask(url, signal, more = {}) {
   const response = await fetch(url, { signal, credentials: "same-origin", ...more });
   if (response.ok) return response;
   if (response.status === 401) dispatchEvent(new Event("loggedout"));
@@ -148,6 +152,30 @@ export async function episode(eid, signal) {
 }
 
 /**
+ * Return what lists say of one episode, without reading its turns.
+ * @param {string} eid
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<Episode>}
+ */
+export async function summary(eid, signal) {
+  const named = await episodes({ text: eid, limit: 20 }, signal);
+  return named.episodes.find((one) => one.eid === eid) ?? episode(eid, signal);
+}
+
+/**
+ * Return one turn.
+ * @param {string} eid
+ * @param {number} t
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<Turn>}
+ */
+export async function turn(eid, t, signal) {
+  const page = await (await ask(turnsAddress(eid, 1, t === 0 ? null : String(t - 1)), signal)).json();
+  if (page.turns[0]?.t !== t) throw new Error(`${eid} has no turn ${t} any more`);
+  return page.turns[0];
+}
+
+/**
  * Yield the turns of an episode, a page at a time.
  * @param {string} eid
  * @param {string | null} cursor Where an earlier reader ended; null is the beginning.
@@ -156,12 +184,21 @@ export async function episode(eid, signal) {
  */
 export async function* turns(eid, cursor, signal) {
   for (;;) {
-    const url = address(`episodes/${encodeURIComponent(eid)}/turns`, { limit: 500, cursor });
-    const page = await (await ask(url, signal)).json();
+    const page = await (await ask(turnsAddress(eid, 500, cursor), signal)).json();
     cursor = page.next;
     yield { turns: page.turns, cursor };
     if (cursor === null) return;
   }
+}
+
+/**
+ * Return the address of a page of turns.
+ * @param {string} eid
+ * @param {number} limit Most turns.
+ * @param {string | null} cursor The t that it begins behind.
+ */
+export function turnsAddress(eid, limit, cursor) {
+  return address(`episodes/${encodeURIComponent(eid)}/turns`, { limit, cursor });
 }
 
 /**

@@ -1,15 +1,17 @@
-/** The viewer: shows the screen that the address names, `?FILTERS` or `#EID/T`. */
+/** The viewer: shows the screen that the address names. */
 
+import { placeOf } from "./address.js";
 import * as api from "./api.js";
 import { setTokens } from "./copies.js";
 import { EpisodeScreen } from "./episode.js";
 import { EpisodesScreen } from "./episodes.js";
 import { html, render, useEffect, useState } from "./html.js";
+import { LiveScreen } from "./live.js";
 import { LoginScreen } from "./login.js";
 import { Plain } from "./output.js";
 
 function App() {
-  const [place, setPlace] = useState(placeNow());
+  const [{ place, search }, setPlace] = useState(placeNow());
   useEffect(() => {
     const look = () => setPlace(placeNow());
     for (const event of ["hashchange", "popstate"]) addEventListener(event, look);
@@ -18,16 +20,21 @@ function App() {
     };
   }, []);
   const { entry, failure, look } = useEntry();
-  const { eid, t, search } = place;
-  document.title = eid === null ? "Episodes" : t === null ? eid : `${eid} t=${t}`;
+  document.title = titleOf(place);
   if (failure) return html`<main><p class="trouble" role="alert">${failure}</p></main>`;
   if (entry === null) return null;
   if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
+  const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {string} */ name) =>
+    html`<a href=${to} aria-current=${place.screen === screen ? "page" : undefined}>${name}</a>`;
   return html`
-    <nav aria-label="Screens"><a href=${`./${search}#`} aria-current=${eid === null ? "page" : undefined}>Episodes</a>${eid !== null && html` <span aria-current="page"><${Plain} text=${eid} /></span>`}${
-      entry.tokens && html` <button class="logout" onClick=${() => api.logout().then(look, look)}>log out</button>`
-    }</nav>
-    ${eid === null ? html`<${EpisodesScreen} search=${search} />` : html`<${EpisodeScreen} key=${eid} eid=${eid} t=${t} />`}
+    <nav aria-label="Screens">
+      ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Live")}
+      ${place.screen === "episode" && html`<span aria-current="page"><${Plain} text=${place.eid} /></span>`}
+      ${entry.tokens && html` <button class="logout" onClick=${() => api.logout().then(look, look)}>log out</button>`}
+    </nav>
+    ${place.screen === "episodes" && html`<${EpisodesScreen} search=${search} />`}
+    ${place.screen === "live" && html`<${LiveScreen} />`}
+    ${place.screen === "episode" && html`<${EpisodeScreen} key=${place.eid} eid=${place.eid} t=${place.t} />`}
   `;
 }
 
@@ -49,19 +56,15 @@ function useEntry() {
   return { entry, failure, look };
 }
 
-/** Return what the address names. */
-function placeNow() {
-  const [eid, t] = location.hash.slice(1).split("/").map(decoded);
-  return { eid: eid || null, t: /^[0-9]{1,15}$/.test(t ?? "") ? Number(t) : null, search: location.search };
+/** @param {import("./address.js").Place} place */
+function titleOf(place) {
+  if (place.screen === "episodes") return "Episodes";
+  if (place.screen === "live") return "Failing now";
+  return place.t === null ? place.eid : `${place.eid} t=${place.t}`;
 }
 
-/** @param {string} text */
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
+function placeNow() {
+  return { place: placeOf(location.hash), search: location.search };
 }
 
 render(html`<${App} />`, document.body);

@@ -2,7 +2,9 @@
 
 import * as api from "./api.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
+import { NewTurns, useEnd, useEpisode } from "./live_episode.js";
 import { Plain } from "./output.js";
+import { Stream } from "./stream.js";
 import { Strip } from "./strip.js";
 import { duration, number } from "./text.js";
 import { Timeline } from "./timeline.js";
@@ -20,7 +22,7 @@ const KEYS = [
  * @param {{eid: string, t: number | null}} properties
  */
 export function EpisodeScreen({ eid, t }) {
-  const { summary, turns, failure } = useEpisode(eid);
+  const { summary, turns, complete, failure, trouble, stream } = useEpisode(eid);
   const [wanted, setView] = useState(/** @type {string | null} */ (null));
   const [usual, setUsual] = useState(VIEWS[0]);
   const view = wanted ?? usual;
@@ -30,12 +32,14 @@ export function EpisodeScreen({ eid, t }) {
     if (turns[index] !== undefined) history.replaceState(null, "", `#${eid}/${turns[index].t}`);
     dispatchEvent(new HashChangeEvent("hashchange"));
   }, [eid, turns]);
+  const news = useEnd(turns, chosen, complete, choose);
   useKeys(turns, chosen, choose, () => setView(VIEWS[(VIEWS.indexOf(view) + 1) % VIEWS.length]));
   if (failure) return html`<main><p class="trouble" role="alert">${failure}</p></main>`;
   if (summary === null) return html`<main><p class="none">loading ${eid}</p></main>`;
   return html`
     <main class="episode">
       <${Heading} episode=${summary} />
+      ${stream && html`<p class="newer"><${Stream} state=${stream} failure=${trouble} /><${NewTurns} count=${news} go=${() => choose(turns.length - 1)} /></p>`}
       <${Strip} turns=${turns} chosen=${chosen} choose=${choose} />
       <div class="panes">
         <${Timeline} turns=${turns} chosen=${chosen} choose=${choose} />
@@ -75,28 +79,6 @@ function Heading({ episode }) {
       </dl>
     </header>
   `;
-}
-
-/**
- * Load an episode and its turns, which are shown as they come.
- * @param {string} eid
- */
-function useEpisode(eid) {
-  const [summary, setSummary] = useState(/** @type {api.Episode | null} */ (null));
-  const [turns, setTurns] = useState(/** @type {api.Turn[]} */ ([]));
-  const [failure, setFailure] = useState("");
-  useEffect(() => {
-    const leaving = new AbortController();
-    setSummary(null);
-    setTurns([]);
-    setFailure("");
-    (async () => {
-      setSummary(await api.episode(eid, leaving.signal));
-      for await (const page of api.turns(eid, null, leaving.signal)) setTurns((before) => [...before, ...page.turns]);
-    })().catch((error) => leaving.signal.aborted || setFailure(error.message));
-    return () => leaving.abort();
-  }, [eid]);
-  return { summary, turns, failure };
 }
 
 /**

@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { html, useEffect, useState } from "./html.js";
+import { News, useLiveList } from "./live_list.js";
 import { Plain } from "./output.js";
 import { Sums } from "./sums.js";
 import { duration, number } from "./text.js";
@@ -26,22 +27,25 @@ export function EpisodesScreen({ search }) {
     setNext(page.next);
     setLoading(false);
   };
+  const [version, setVersion] = useState(0);
+  const live = useLiveList(query, search, listed, setListed);
   useEffect(() => {
     const leaving = new AbortController();
     setFailure("");
     load(null, leaving.signal).catch((error) => leaving.signal.aborted || setFailure(error.message));
     return () => leaving.abort();
-  }, [search]);
+  }, [search, version]);
   return html`
     <main class="episodes">
       <h1>Episodes</h1>
       <${Filters} query=${query} />
-      <${Sums} query=${query} search=${search} />
+      <${Sums} query=${query} search=${search} version=${version} />
+      <${News} live=${loading ? { ...live, count: 0 } : live} show=${() => setVersion(version + 1)} />
       ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
       <div class="scrolls" tabindex="0" role="region" aria-label="Episodes">
         <table>
           <thead><tr>${COLUMNS.map(([name, sort]) => html`<${Head} name=${name} sort=${sort} search=${search} />`)}</tr></thead>
-          <tbody>${listed.map((episode) => html`<${Row} key=${episode.eid} episode=${episode} />`)}</tbody>
+          <tbody>${listed.map((episode) => html`<${Row} key=${episode.eid} episode=${episode} gone=${live.gone.has(episode.eid)} />`)}</tbody>
         </table>
       </div>
       ${listed.length === 0 && !loading && !failure && html`<p class="none">no episodes</p>`}
@@ -83,12 +87,12 @@ function Head({ name, sort, search }) {
   return html`<th scope="col" aria-sort=${direction}><a href=${`?${asked}`}>${name}${by === sort ? (down ? " \u2193" : " \u2191") : ""}</a></th>`;
 }
 
-/** @param {{episode: api.Episode}} properties */
-function Row({ episode }) {
+/** @param {{episode: api.Episode, gone: boolean}} properties */
+function Row({ episode, gone }) {
   const now = Date.now() / 1000;
   const kinds = Object.entries(episode.error_kinds).map(([kind, count]) => `${kind} ${count}`).join(", ");
   return html`
-    <tr>
+    <tr class=${gone ? "gone" : undefined} title=${gone ? "changed: the filters have it no more" : undefined}>
       <td><a href=${`#${episode.eid}`}>${episode.eid}</a></td>
       <td><${Plain} text=${episode.task ?? episode.environment} /></td>
       <td class="count">${episode.deliveries}</td>

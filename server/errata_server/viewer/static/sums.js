@@ -7,8 +7,8 @@ import { number } from "./text.js";
 const [WIDTH, HEIGHT] = [360, 48];
 const FEW_DAYS = 3; // of so few the hours are shown
 
-/** @param {{query: Record<string, string | null>, search: string}} properties */
-export function Sums({ query, search }) {
+/** @param {{query: Record<string, string | null>, search: string, version: number}} properties ``version``: another one reads again. */
+export function Sums({ query, search, version }) {
   const [buckets, setBuckets] = useState(/** @type {any[]} */ ([]));
   const [failure, setFailure] = useState("");
   useEffect(() => {
@@ -21,7 +21,7 @@ export function Sums({ query, search }) {
       setFailure("");
     })().catch((error) => leaving.signal.aborted || setFailure(error.message));
     return () => leaving.abort();
-  }, [search]);
+  }, [search, version]);
   if (failure) return html`<p class="trouble" role="alert">no sums: ${failure}</p>`;
   if (buckets.length === 0) return null;
   const total = (/** @type {string} */ name) => buckets.reduce((sum, bucket) => sum + bucket[name], 0);
