@@ -34,6 +34,7 @@ from errata_protocol.errors import UnknownEpisode
 from errata_protocol.mux.messages import CLIENT_MESSAGES
 from errata_server.app import create_fastapi_app
 from errata_server.cli import commands
+from errata_server.doors import event_stream
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 from tests.hostile_names import hostile
@@ -325,7 +326,8 @@ def placed(value: Any, at: tuple[str, ...], into: Any = None) -> Any:
     return base
 
 
-def test_no_name_in_a_request_over_http_is_a_path(place: Path) -> None:
+def test_no_name_in_a_request_over_http_is_a_path(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "UNWARNED_S", 0.0)  # the client waits for the end of each stream of events
     cases = statuses = 0
     with watching() as seen:
         app = served(place)

@@ -26,8 +26,6 @@ from errata_server.episodes import agent_texts
 from errata_server.episodes.agent_texts import AgentTexts
 from errata_server.episodes.reads import JournalReads
 from errata_server.journal import IndexedJournal, Journal, MemoryJournal, ReadOnlyJournal
-from errata_server.journal.index import INDEX
-from errata_server.journal.index import connect as connect_index
 from errata_server.journal.segments import Segments
 from errata_server.runtime.store import Store
 from errata_server.serve.bundle_server import Archive, archive_app
@@ -101,24 +99,6 @@ async def test_late_rewards_are_counted_by_delivery(journal: Journal) -> None:
     assert journal.late_rewards("none", first=0, last=9) == {}
     journal.delete_episode("e1")
     assert journal.late_rewards("e1", first=0, last=100) == {}
-
-
-async def test_an_index_from_before_counts_late_rewards_and_gets_what_makes_that_quick(tmp_path: Path) -> None:
-    def indexes() -> set[str]:
-        with contextlib.closing(connect_index(tmp_path / INDEX)) as db:
-            return {str(name) for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-
-    journal = IndexedJournal(tmp_path)
-    await journal.commit(session(), episode("e1"), delivery("e1", 0, id=1), reward("e1", 0))
-    journal.close()
-    with contextlib.closing(connect_index(tmp_path / INDEX)) as db:
-        db.execute("DROP INDEX rewards_t")
-    with contextlib.closing(ReadOnlyJournal(tmp_path)) as reader:
-        assert reader.late_rewards("e1", first=0, last=0) == {0: 1}
-    assert "rewards_t" not in indexes()
-    with contextlib.closing(IndexedJournal(tmp_path)) as opened:
-        assert opened.late_rewards("e1", first=0, last=0) == {0: 1}
-    assert "rewards_t" in indexes()
 
 
 @pytest.mark.parametrize("store", ["memory", "indexed", "read only"])

@@ -96,7 +96,8 @@ def test_the_cookie_opens_what_the_viewer_reads(ann: httpx.Client, served: str) 
     assert eid in [one["eid"] for one in ann.get("/episodes").json()["episodes"]]
     for path in ("", "/turns", "/states/1", "/states/1/action", "/states/1/agent_text", "/rewards", "/bundle"):
         assert ann.get(f"/episodes/{eid}{path}").status_code == 200, path
-    assert ann.get(f"/CountEnvironment/episodes/{eid}").status_code == 200
+    for path in ("/capabilities", "/CountEnvironment/capabilities", f"/CountEnvironment/episodes/{eid}"):
+        assert ann.get(path).status_code == 200, path
     with httpx.Client(base_url=served) as other:  # a cookie of the login below the environment's name counts, too
         login(other, ANN, "/CountEnvironment")
         assert other.get(f"/episodes/{eid}").status_code == 200
@@ -106,7 +107,7 @@ def test_the_cookie_opens_nothing_else(ann: httpx.Client, served: str) -> None:
     eid = played(served, ANN)
     reward = {"t": 1, "value": 1.0, "source": "me", "reward_id": "r"}
     for method, path, body in (
-        ("GET", "/capabilities", None),
+        ("POST", "/capabilities", None),
         ("GET", "/metrics", None),
         ("GET", "/docs", None),
         ("DELETE", f"/episodes/{eid}", None),

@@ -26,7 +26,7 @@ async def visit(address: str, *, troubles: Collection[str] = ()) -> AsyncIterato
         await page.quiet()
         unexpected = [each for each in page.troubles if not any(part in each for part in troubles)]
         missing = [part for part in troubles if not any(part in each for each in page.troubles)]
-        assert (unexpected, missing) == ([], []) and page.hosts == {"127.0.0.1"}
+        assert (unexpected, missing, page.hosts) == ([], [], {"127.0.0.1"}), f"{unexpected} {missing} {page.hosts}"
 
 
 def button(text: str, within: str = "document") -> str:

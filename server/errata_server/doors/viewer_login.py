@@ -149,9 +149,11 @@ def _is_of_viewer(scope: Scope, own_page: bool) -> bool:
     path: str = getattr(found, "path", "")
     if module in (pages.__name__, __name__):
         return not is_login(scope)
+    method: str = scope["method"]
+    if path == "/capabilities" and module.startswith("errata_server."):
+        return method == "GET"
     if module != f"{__package__}.http_routes" or not path.startswith("/episodes"):
         return False
-    method: str = scope["method"]
     return method in ("GET", "HEAD") or (method == "POST" and path == "/episodes/{eid}/fork" and own_page)
 
 
