@@ -21,6 +21,7 @@ import asyncio
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -325,13 +326,15 @@ async def recorded(exchange: Exchange) -> list[str]:
                 lines.append(f"HTTP <-- {answer}")
             if following == i + 1 < len(parts) and parts[i]["way"] and parts[following]["way"]:
                 continue
+            had = Counter(part["socket"] for part in parts[i + 1 : following] if part["way"] in ("<--", "<x-"))
             lost = any(part["way"] == "<x-" for part in parts[i + 1 : following])
             for socket in list(now.peers):
                 while True:
-                    try:
-                        got = await now.next_frame(socket, QUIET_S)
+                    try:  # as many as the text had are waited for, however busy the machine is
+                        got = await now.next_frame(socket, REPLY_S if had[socket] > 0 else QUIET_S)
                     except TimeoutError:
                         break
+                    had[socket] -= 1
                     lines.append(got.replace("<--", "<x-", 1) if lost else got)
                     if "] closed" in got:
                         break
