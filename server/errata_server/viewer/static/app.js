@@ -6,7 +6,8 @@ import { EpisodeScreen } from "./episode.js";
 import { EpisodesScreen } from "./episodes.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { LoginScreen } from "./login.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
+import { named } from "./text.js";
 
 function App() {
   const [place, setPlace] = useState(placeNow());
@@ -19,8 +20,8 @@ function App() {
   }, []);
   const { entry, failure, look } = useEntry();
   const { eid, t, search } = place;
-  document.title = eid === null ? "Episodes" : t === null ? eid : `${eid} t=${t}`;
-  if (failure) return html`<main><p class="trouble" role="alert">${failure}</p></main>`;
+  document.title = eid === null ? "Episodes" : named(t === null ? eid : `${eid} t=${t}`);
+  if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
   if (entry === null) return null;
   if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
   return html`

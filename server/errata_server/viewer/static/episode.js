@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
 import { Strip } from "./strip.js";
 import { duration, number } from "./text.js";
 import { Timeline } from "./timeline.js";
@@ -31,8 +31,8 @@ export function EpisodeScreen({ eid, t }) {
     dispatchEvent(new HashChangeEvent("hashchange"));
   }, [eid, turns]);
   useKeys(turns, chosen, choose, () => setView(VIEWS[(VIEWS.indexOf(view) + 1) % VIEWS.length]));
-  if (failure) return html`<main><p class="trouble" role="alert">${failure}</p></main>`;
-  if (summary === null) return html`<main><p class="none">loading ${eid}</p></main>`;
+  if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
+  if (summary === null) return html`<main><p class="none">loading <${Plain} text=${eid} /></p></main>`;
   return html`
     <main class="episode">
       <${Heading} episode=${summary} />

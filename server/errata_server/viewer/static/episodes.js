@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { html, useEffect, useState } from "./html.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
 import { Sums } from "./sums.js";
 import { duration, number } from "./text.js";
 
@@ -37,7 +37,7 @@ export function EpisodesScreen({ search }) {
       <h1>Episodes</h1>
       <${Filters} query=${query} />
       <${Sums} query=${query} search=${search} />
-      ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
+      ${failure && html`<${Trouble} text=${failure} />`}
       <div class="scrolls" tabindex="0" role="region" aria-label="Episodes">
         <table>
           <thead><tr>${COLUMNS.map(([name, sort]) => html`<${Head} name=${name} sort=${sort} search=${search} />`)}</tr></thead>
