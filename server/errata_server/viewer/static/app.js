@@ -8,7 +8,8 @@ import { EpisodesScreen } from "./episodes.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { LiveScreen } from "./live.js";
 import { LoginScreen } from "./login.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
+import { named } from "./text.js";
 
 function App() {
   const [{ place, search }, setPlace] = useState(placeNow());
@@ -21,7 +22,7 @@ function App() {
   }, []);
   const { entry, failure, look } = useEntry();
   document.title = titleOf(place);
-  if (failure) return html`<main><p class="trouble" role="alert">${failure}</p></main>`;
+  if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
   if (entry === null) return null;
   if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
   const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {string} */ name) =>
@@ -60,7 +61,7 @@ function useEntry() {
 function titleOf(place) {
   if (place.screen === "episodes") return "Episodes";
   if (place.screen === "live") return "Failing now";
-  return place.t === null ? place.eid : `${place.eid} t=${place.t}`;
+  return named(place.t === null ? place.eid : `${place.eid} t=${place.t}`);
 }
 
 function placeNow() {
