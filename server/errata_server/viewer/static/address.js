@@ -3,6 +3,8 @@
 /**
  * @typedef {{screen: "episodes"}
  *   | {screen: "live"}
+ *   | {screen: "forks", eid: string}
+ *   | {screen: "compare", eids: [string, string]}
  *   | {screen: "episode", eid: string, t: number | null}} Place
  */
 
@@ -12,9 +14,11 @@
  * @returns {Place}
  */
 export function placeOf(hash) {
-  const [first, second] = hash.slice(1).split("/").map(decoded);
+  const [first, second, third] = hash.slice(1).split("/").map(decoded);
   if (first === "") return { screen: "episodes" };
   if (first === "live") return { screen: "live" };
+  if (first === "forks" && second) return { screen: "forks", eid: second };
+  if (first === "compare" && second && third) return { screen: "compare", eids: [second, third] };
   return { screen: "episode", eid: first, t: /^[0-9]{1,15}$/.test(second ?? "") ? Number(second) : null };
 }
 

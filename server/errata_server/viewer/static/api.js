@@ -58,6 +58,7 @@ export const SERVER = new URL("..", import.meta.url).href;
  * @property {string | null} severity
  * @property {number} late_rewards
  * @property {string} digest
+ * @property {string} [semantic_digest]
  */
 
 /** An answer of the server that is no success. */
@@ -91,10 +92,12 @@ export function address(path, parameters = {}) {
  * Ask the server.
  * @param {string} url
  * @param {AbortSignal} [signal]
+ * @param {string} [body] JSON that is posted.
  * @returns {Promise<Response>}
  */
-export async function ask(url, signal) {
-  const response = await fetch(url, { signal, credentials: "same-origin" });
+export async function ask(url, signal, body) {
+  const posted = body === undefined ? {} : { method: "POST", body, headers: { "Content-Type": "application/json" } };
+  const response = await fetch(url, { signal, credentials: "same-origin", ...posted });
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
   throw new Refused(response.status, told.code ?? "", told.message ?? `the server answered ${response.status}`);
@@ -131,14 +134,42 @@ export async function episode(eid, signal) {
 }
 
 /**
- * Return what lists say of one episode, without reading its turns.
+ * Return what lists say of one episode, without reading its turns; null where they do not have it.
+ * @param {string} eid
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<Episode | null>}
+ */
+export async function listed(eid, signal) {
+  const named = await episodes({ text: eid, limit: 20 }, signal);
+  return named.episodes.find((one) => one.eid === eid) ?? null;
+}
+
+/**
+ * Return what lists say of one episode.
  * @param {string} eid
  * @param {AbortSignal} [signal]
  * @returns {Promise<Episode>}
  */
 export async function summary(eid, signal) {
-  const named = await episodes({ text: eid, limit: 20 }, signal);
-  return named.episodes.find((one) => one.eid === eid) ?? episode(eid, signal);
+  return (await listed(eid, signal)) ?? episode(eid, signal);
+}
+
+/** @typedef {{session_id: string, eid: string, t: number, origin: {eid: string, t: number}, read_key?: string}} Fork An answer (PROTOCOL A5). */
+
+/** @param {string} eid */
+export function forkAddress(eid) {
+  return address(`episodes/${encodeURIComponent(eid)}/fork`);
+}
+
+/**
+ * Fork an episode.
+ * @param {string} eid
+ * @param {number} t
+ * @param {string} request_id Asked again with the same one, the same fork is the answer.
+ * @returns {Promise<Fork>}
+ */
+export async function fork(eid, t, request_id) {
+  return (await ask(forkAddress(eid), undefined, JSON.stringify({ t, request_id }))).json();
 }
 
 /**

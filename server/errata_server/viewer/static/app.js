@@ -3,8 +3,10 @@
 import { placeOf } from "./address.js";
 import { EpisodeScreen } from "./episode.js";
 import { EpisodesScreen } from "./episodes.js";
+import { FamilyScreen } from "./family.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { LiveScreen } from "./live.js";
+import { PairScreen } from "./pair.js";
 
 function App() {
   const [{ place, search }, setPlace] = useState(placeNow());
@@ -21,10 +23,13 @@ function App() {
   return html`
     <nav aria-label="Screens">
       ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Live")}
-      ${place.screen === "episode" && html`<span aria-current="page">${place.eid}</span>`}
+      ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${place.eid}`, place.eid)} ${link("forks", `#forks/${place.eid}`, "Forks")}`}
+      ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${eid}`}>${eid}</a>`)}`}
     </nav>
     ${place.screen === "episodes" && html`<${EpisodesScreen} search=${search} />`}
     ${place.screen === "live" && html`<${LiveScreen} />`}
+    ${place.screen === "forks" && html`<${FamilyScreen} eid=${place.eid} />`}
+    ${place.screen === "compare" && html`<${PairScreen} eids=${place.eids} />`}
     ${place.screen === "episode" && html`<${EpisodeScreen} key=${place.eid} eid=${place.eid} t=${place.t} />`}
   `;
 }
@@ -33,6 +38,8 @@ function App() {
 function titleOf(place) {
   if (place.screen === "episodes") return "Episodes";
   if (place.screen === "live") return "Failing now";
+  if (place.screen === "forks") return `Forks of ${place.eid}`;
+  if (place.screen === "compare") return `${place.eids.join(" and ")}`;
   return place.t === null ? place.eid : `${place.eid} t=${place.t}`;
 }
 

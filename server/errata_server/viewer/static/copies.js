@@ -18,7 +18,7 @@ export function StateCopies({ eid, t }) {
 }
 
 /** @param {{name: string, text: string}} properties */
-function Copy({ name, text }) {
+export function Copy({ name, text }) {
   const [copied, setCopied] = useState(false);
   const copy = async () => {
     await navigator.clipboard.writeText(text);
@@ -29,6 +29,6 @@ function Copy({ name, text }) {
 }
 
 /** @param {string} text */
-function quoted(text) {
+export function quoted(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }

@@ -1,6 +1,7 @@
 /** The screen of one episode: its strip, its turns, and the turn that is looked at. */
 
 import * as api from "./api.js";
+import { ForkHere } from "./fork_here.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
 import { NewTurns, useEnd, useEpisode } from "./live_episode.js";
 import { Plain } from "./output.js";
@@ -42,6 +43,7 @@ export function EpisodeScreen({ eid, t }) {
       <div class="panes">
         <${Timeline} turns=${turns} chosen=${chosen} choose=${choose} />
         <section class="detail" aria-label="The chosen turn">
+          ${turns[chosen] && html`<${ForkHere} eid=${eid} environment=${summary.environment} turn=${turns[chosen]} next=${turns[chosen + 1]} />`}
           ${turns[chosen] === undefined
             ? html`<p class="none">no turns</p>`
             : t !== null && found === -1
