@@ -239,6 +239,8 @@ async def test_a_fork_of_the_last_turn_shows_its_state(server: LocalServer, play
     await page.until("document.querySelector('.digest.same')")
     _, python, shell, _ = await fork_here(page)
     assert "step_count" in run(sys.executable, "-c", python) and "step_count" in run("bash", "-c", shell)
+    await page.click(BUTTON % "close")
+    await page.until("!document.querySelector('.made')")
 
 
 async def test_forks_of_several_environments_are_played_at_their_own_address(tmp_path: Path, page: Page) -> None:

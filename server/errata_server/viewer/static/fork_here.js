@@ -39,19 +39,20 @@ export function ForkHere({ eid, environment, turn, next }) {
     <div class="fork">
       <button disabled=${asking} onClick=${fork}>fork here</button>
       ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
-      ${child && html`<${Commands} child=${child} server=${server} />`}
+      ${child && html`<${Commands} child=${child} server=${server} close=${() => setChild(null)} />`}
     </div>
   `;
 }
 
-/** @param {{child: Made, server: string}} properties */
-function Commands({ child, server }) {
+/** @param {{child: Made, server: string, close: () => void}} properties */
+function Commands({ child, server, close }) {
   const { next, origin: { eid, t } } = child;
   const commands = Object.entries({ Python: python(child, server, next), shell: shell(child, server, next), "curl, the same fork": curl(child) });
   return html`
     <section class="made" aria-label="The fork">
       <p role="status">forked at t=${t}: <a class="eid" href=${`#${child.eid}`}>${child.eid}</a>, <a href=${`#forks/${eid}`}>its family</a>. Who has these commands can play it:</p>
       ${commands.map(([name, text]) => html`<h3>${name} <span class="copies"><${Copy} name="copy" text=${text} /></span></h3><pre tabindex="0" role="region" aria-label=${name} class="command">${text}</pre>`)}
+      <button onClick=${close}>close</button>
     </section>
   `;
 }
