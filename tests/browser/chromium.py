@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import fnmatch
 import itertools
 import json
 import re
@@ -60,14 +62,17 @@ class Page:
         hosts: Every host that was asked for something.
     """
 
-    def __init__(self, browser: Chromium, session: str) -> None:
+    def __init__(self, browser: Chromium, context: str, session: str) -> None:
         self._browser = browser
+        self._context = context
         self._session = session
         self._asked: dict[str, str] = {}
         self._open: set[str] = set()
         self._last_data: dict[str, float] = {}  # of event streams that are open, on the event loop's clock
         self._changed = asyncio.Event()
         self._loaded = asyncio.Event()
+        self._replaced: list[tuple[str, int, dict[str, str], bytes]] = []
+        self._answering: set[asyncio.Task[Any]] = set()
         self.troubles: list[str] = []
         self.hosts: set[str] = set()
 
@@ -83,6 +88,12 @@ class Page:
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return await self._browser.call(method, parameters, self._session)
+
+    async def allow_clipboard(self) -> None:
+        """Let the page write and read the clipboard, as one that its user looks at."""
+        allowed = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"], "browserContextId": self._context}
+        await self._browser.call("Browser.grantPermissions", allowed)
+        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     async def evaluate(self, expression: str) -> Any:
         answer = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
@@ -132,11 +143,42 @@ class Page:
         await self.until(f"{element} && ({element}.focus(), {element}.select(), true)")
         await self.call("Input.insertText", text=text)
 
+    async def answer(
+        self, pattern: str, body: bytes = b"", status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        """Answer requests in place of the server from now on.
+
+        Args:
+            pattern: Addresses of the requests, whole, with ``*`` for any characters.
+            body: What they are answered with.
+            status: Status of the answers.
+            headers: Headers of the answers.
+        """
+        self._replaced.append((pattern, status, headers or {}, body))
+        await self.call("Fetch.enable", patterns=[{"urlPattern": each[0]} for each in self._replaced])
+
+    def _answer(self, event: dict[str, Any]) -> None:
+        """Send the answer of a request that the browser holds back."""
+        url = event["request"]["url"]
+        status, headers, body = next(rest for pattern, *rest in self._replaced if fnmatch.fnmatchcase(url, pattern))
+        sent = self.call(
+            "Fetch.fulfillRequest",
+            requestId=event["requestId"],
+            responseCode=status,
+            responseHeaders=[{"name": name, "value": value} for name, value in headers.items()],
+            body=base64.b64encode(body).decode(),
+        )
+        task = asyncio.create_task(sent)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
     def note(self, method: str, event: dict[str, Any]) -> None:
         if method in ("Network.loadingFinished", "Network.loadingFailed"):
             self._open.discard(event["requestId"])
             self._last_data.pop(event["requestId"], None)
         match method:
+            case "Fetch.requestPaused":
+                self._answer(event)
             case "Page.loadEventFired":
                 self._loaded.set()
             case "Network.requestWillBeSent":
@@ -220,7 +262,7 @@ class Chromium:
         target = await self.call("Target.createTarget", {"url": "about:blank", "browserContextId": context})
         attached = await self.call("Target.attachToTarget", {"targetId": target["targetId"], "flatten": True})
         session: str = attached["sessionId"]
-        page = self._pages[session] = Page(self, session)
+        page = self._pages[session] = Page(self, context, session)
         return page
 
     async def call(

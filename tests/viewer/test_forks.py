@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from errata_client import Episodes, ErrataClient
 from errata_protocol import EpisodeFilter
@@ -24,6 +25,7 @@ from ..browser import chromium
 from ..browser.chromium import Chromium, Page
 from ..server.local_server import LocalServer, serving
 from .test_episode import SHELL
+from .test_login import log_in
 
 pytestmark = [
     pytest.mark.viewer,
@@ -241,6 +243,23 @@ async def test_a_fork_of_the_last_turn_shows_its_state(server: LocalServer, play
     assert "step_count" in run(sys.executable, "-c", python) and "step_count" in run("bash", "-c", shell)
     await page.click(BUTTON % "close")
     await page.until("!document.querySelector('.made')")
+
+
+async def test_a_fork_of_a_server_with_tokens_is_played_with_the_token(
+    tmp_path: Path, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalServer(SHELL, tmp_path, Settings(token=SecretStr("first,second"))) as server:
+        async with ErrataClient(server.url, headers={"Authorization": "Bearer second"}) as env:
+            await env.reset()
+            await env.step({"command": "ls"})
+            await page.open(f"{server.url}/viewer/#{env.eid}/0")
+            await log_in(page, "second")
+            await page.until("document.querySelector('.digest.same') && document.querySelector('.stream.live')")
+            eid, python, shell, curl = await fork_here(page)
+            assert "second" not in python + shell + curl
+            monkeypatch.setenv("ERRATA_TOKEN", "second")
+            assert "ran ls" in run(sys.executable, "-c", python) and "ran ls" in run("bash", "-c", shell)
+            assert json.loads(run("bash", "-c", curl))["eid"] == eid
 
 
 async def test_forks_of_several_environments_are_played_at_their_own_address(tmp_path: Path, page: Page) -> None:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..log import hide_ids
 from ..settings import Settings
 from .request_bodies import RequestBodies
+from .viewer_login import Logins, Visitor, is_login, is_open
 
 log = logging.getLogger("errata.server")
 
@@ -79,7 +80,8 @@ class Guard:
 
     A refused request gets 401 or 403 and ``{"code", "message"}``; a refused handshake likewise where the server can
     send that, else close code 1008. The principal of an accepted one is ``scope["state"]["principal"]``: None without
-    authentication and for `OPEN_PATHS` without a token.
+    authentication, and for `OPEN_PATHS` and the files of the viewer without a token. Instead of a token the viewer's
+    requests may have the cookie of its login, see `viewer_login`.
 
     Args:
         app: The application to protect.
@@ -91,6 +93,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, settings: Settings, insecure: bool = False) -> None:
         self._app = app
         self._principals = {token.encode(): principal_of(token) for token in settings.tokens}
+        self._logins = Logins()
         self._insecure = insecure or settings.insecure
         self._hosts = frozenset(name.lower() for name in settings.allowed_hosts)
         self._refusals = Refusals()
@@ -106,18 +109,26 @@ class Guard:
             peer = (scope.get("client") or ("", 0))[0]
             not_local = self._refuse_remote(peer, headers)
             refusal = self._refuse_foreign_page(scope["type"], headers, is_loopback(peer)) or not_local
-            principal: str | None = None
+            state, principal = scope.setdefault("state", {}), None
             if refusal is None and self._principals:
+                # A guard of an application that this one is mounted in has made it, for its own logins.
+                visitor: Visitor = state.setdefault("errata_visitor", Visitor(self._logins, scope))
                 principal = self._principal(headers)
-                if principal is None and scope["path"] not in OPEN_PATHS:
+                if "authorization" not in headers and (opened := visitor.opens(scope)) in self._principals.values():
+                    principal = opened
+                if is_login(scope) and visitor.logins.refuses(peer):
+                    refusal = _TOO_MANY
+                elif principal is None and scope["path"] not in OPEN_PATHS and not is_open(scope):
                     refusal = _NO_TOKEN if "authorization" not in headers else _WRONG_TOKEN
+                    if is_login(scope):
+                        visitor.logins.note_wrong(peer)
                 elif principal not in (None, next(iter(self._principals.values()))) and _PAGES.search(scope["path"]):
                     refusal = _NOT_YOUR_PAGES
             if refusal is not None:
                 self._refusals.note(not_local or refusal, peer)
                 await refuse(scope, receive, send, *refusal)
                 return
-            scope.setdefault("state", {})["principal"] = principal
+            state["principal"] = principal
         await self._app(scope, receive, send)
 
     def _refuse_foreign_page(self, kind: str, headers: dict[str, str], local: bool) -> Refusal | None:
@@ -185,6 +196,7 @@ _NO_TOKEN: Refusal = (
     "this server needs a token: send the header `Authorization: Bearer TOKEN`",
 )
 _WRONG_TOKEN: Refusal = (401, "UNAUTHORIZED", "the token is not this server's, or not sent as `Bearer TOKEN`")
+_TOO_MANY: Refusal = (429, "OVERLOADED", "too many wrong tokens from this address: wait a minute, then try again")
 
 
 _NOT_YOUR_PAGES: Refusal = (403, "FORBIDDEN", "the web interface is one session, which belongs to the first token")

@@ -49,6 +49,7 @@ from .labels import label_headers, read_labels
 from .mcp import McpDoor
 from .readers import Reader
 from .strict_json import parse_json, parse_object
+from .viewer_login import register_login
 
 MAX_PAGE = 500
 MAX_FORK_BODY = 64 * 1024
@@ -158,6 +159,7 @@ def register_reads(
             reader.check_list()
         return reader.principal
 
+    register_login(app)
     register_viewer(app)
 
     @app.get("/episodes", **_EPISODES)

@@ -92,15 +92,34 @@ export function address(path, parameters = {}) {
  * Ask the server.
  * @param {string} url
  * @param {AbortSignal} [signal]
- * @param {string} [body] JSON that is posted.
+ * @param {RequestInit} [more] Method, headers and body of what is no read.
  * @returns {Promise<Response>}
  */
-export async function ask(url, signal, body) {
-  const posted = body === undefined ? {} : { method: "POST", body, headers: { "Content-Type": "application/json" } };
-  const response = await fetch(url, { signal, credentials: "same-origin", ...posted });
+export async function ask(url, signal, more = {}) {
+  const response = await fetch(url, { signal, credentials: "same-origin", ...more });
   if (response.ok) return response;
+  if (response.status === 401) dispatchEvent(new Event("loggedout"));
   const told = await response.json().catch(() => ({}));
   throw new Refused(response.status, told.code ?? "", told.message ?? `the server answered ${response.status}`);
+}
+
+/**
+ * Return whether the server has tokens, and whether this browser has logged in where that is needed.
+ * @returns {Promise<{tokens: boolean, signed_in: boolean}>}
+ */
+export async function entry() {
+  return (await ask(address("viewer/login"))).json();
+}
+
+/** @param {string} token */
+export async function login(token) {
+  if (!/^[!-~]+$/.test(token)) throw new Error("a token has no spaces, and no characters beyond ASCII");
+  await (await ask(address("viewer/login"), undefined, { method: "POST", headers: { Authorization: `Bearer ${token}` } })).json();
+}
+
+/** End the login of this browser. */
+export async function logout() {
+  await (await ask(address("viewer/logout"), undefined, { method: "POST" })).json();
 }
 
 /**
@@ -169,7 +188,7 @@ export function forkAddress(eid) {
  * @returns {Promise<Fork>}
  */
 export async function fork(eid, t, request_id) {
-  return (await ask(forkAddress(eid), undefined, JSON.stringify({ t, request_id }))).json();
+  return (await ask(forkAddress(eid), undefined, { method: "POST", body: JSON.stringify({ t, request_id }), headers: { "Content-Type": "application/json" } })).json();
 }
 
 /**

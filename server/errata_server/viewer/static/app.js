@@ -1,12 +1,16 @@
 /** The viewer: shows the screen that the address names. */
 
 import { placeOf } from "./address.js";
+import * as api from "./api.js";
+import { setTokens } from "./copies.js";
 import { EpisodeScreen } from "./episode.js";
 import { EpisodesScreen } from "./episodes.js";
 import { FamilyScreen } from "./family.js";
 import { GroupScreen } from "./group.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { LiveScreen } from "./live.js";
+import { LoginScreen } from "./login.js";
+import { Plain } from "./output.js";
 import { PairScreen } from "./pair.js";
 
 function App() {
@@ -18,15 +22,20 @@ function App() {
       for (const event of ["hashchange", "popstate"]) removeEventListener(event, look);
     };
   }, []);
+  const { entry, failure, look } = useEntry();
   document.title = titleOf(place);
+  if (failure) return html`<main><p class="trouble" role="alert">${failure}</p></main>`;
+  if (entry === null) return null;
+  if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
   const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {string} */ name) =>
-    html`<a href=${to} aria-current=${place.screen === screen ? "page" : undefined}>${name}</a>`;
+    html`<a href=${to} aria-current=${place.screen === screen ? "page" : undefined}><${Plain} text=${name} /></a>`;
   return html`
     <nav aria-label="Screens">
       ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Live")}
       ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${place.eid}`, place.eid)} ${link("forks", `#forks/${place.eid}`, "Forks")}`}
       ${place.screen === "group" && html`<span aria-current="page">Group</span>`}
-      ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${eid}`}>${eid}</a>`)}`}
+      ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${eid}`}><${Plain} text=${eid} /></a>`)}`}
+      ${entry.tokens && html`<button class="logout" onClick=${() => api.logout().then(look, look)}>log out</button>`}
     </nav>
     ${place.screen === "episodes" && html`<${EpisodesScreen} search=${search} />`}
     ${place.screen === "live" && html`<${LiveScreen} />`}
@@ -45,6 +54,24 @@ function titleOf(place) {
   if (place.screen === "group") return `Group ${place.labels.group}`;
   if (place.screen === "compare") return `${place.eids.join(" and ")}`;
   return place.t === null ? place.eid : `${place.eid} t=${place.t}`;
+}
+
+/** Ask whether this browser may read, now and whenever the server says that it may not. */
+function useEntry() {
+  const [entry, setEntry] = useState(/** @type {Awaited<ReturnType<typeof api.entry>> | null} */ (null));
+  const [failure, setFailure] = useState("");
+  const look = () => {
+    api.entry().then((found) => {
+      setTokens(found.tokens);
+      setEntry(found);
+    }).catch((error) => setFailure(error.message));
+  };
+  useEffect(() => {
+    look();
+    addEventListener("loggedout", look);
+    return () => removeEventListener("loggedout", look);
+  }, []);
+  return { entry, failure, look };
 }
 
 function placeNow() {

@@ -25,7 +25,9 @@ const KEYS = [
  */
 export function EpisodeScreen({ eid, t }) {
   const { summary, turns, complete, failure, trouble, stream } = useEpisode(eid);
-  const [view, setView] = useState(VIEWS[0]);
+  const [wanted, setView] = useState(/** @type {string | null} */ (null));
+  const [usual, setUsual] = useState(VIEWS[0]);
+  const view = wanted ?? usual;
   const found = t === null ? -1 : turns.findIndex((turn) => turn.t === t);
   const chosen = Math.max(0, found);
   const choose = useCallback((/** @type {number} */ index) => {
@@ -49,7 +51,7 @@ export function EpisodeScreen({ eid, t }) {
             ? html`<p class="none">no turns</p>`
             : t !== null && found === -1
               ? html`<p class="none">no turn ${t} yet</p>`
-              : html`<${TurnDetail} eid=${eid} turn=${turns[chosen]} view=${view} setView=${setView} />`}
+              : html`<${TurnDetail} eid=${eid} turn=${turns[chosen]} view=${view} setView=${setView} setUsual=${setUsual} />`}
         </section>
       </div>
       <p class="keys">${KEYS.map(([keys, what]) => html`<span><kbd>${keys}</kbd> ${what}</span>`)}</p>

@@ -27,8 +27,8 @@ export function FamilyScreen({ eid }) {
   const top = members.get(root);
   return html`
     <main class="family">
-      <h1>Forks <small>the family of ${eid}</small></h1>
-      ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
+      <h1>Forks <small>the family of <${Plain} text=${eid} /></small></h1>
+      ${failure && html`<p class="trouble" role="alert"><${Plain} text=${failure} /></p>`}
       ${above === "more" && html`<button onClick=${up}>more ancestors</button>`}
       ${above === "gone" && html`<p class="none">the episode that ${root} was forked from is not here</p>`}
       ${top && html`<ul class="tree" aria-label="Family"><${Branch} member=${top} members=${members} chosen=${eid} more=${more} /></ul>`}

@@ -32,7 +32,7 @@ export function GroupScreen({ labels }) {
   return html`
     <main class="group">
       <h1>Group <small>${said.map(([name, value]) => html`${name} <b><${Plain} text=${value} /></b> `)}</small></h1>
-      ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
+      ${failure && html`<p class="trouble" role="alert"><${Plain} text=${failure} /></p>`}
       <p role="status" class="none">${loading ? "loading " : ""}${said.length === 0 ? "the address names no label" : `${rollouts.length}${total} rollouts${rollouts.length > 0 ? `, mean reward ${number(mean)}, most ${number(rollouts[0].episode.reward)}, least ${number(rollouts[rollouts.length - 1].episode.reward)}` : ""}`}</p>
       ${rollouts.length > 0 && html`
         <div class="scrolls" tabindex="0" role="region" aria-label="Rollouts">

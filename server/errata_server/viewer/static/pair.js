@@ -32,7 +32,7 @@ export function PairScreen({ eids }) {
   return html`
     <main class="pair">
       <h1>Side by side</h1>
-      ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
+      ${failure && html`<p class="trouble" role="alert"><${Plain} text=${failure} /></p>`}
       ${found && html`<p>${found.shared >= 0
         ? html`the same until t=${found.shared}${found.common && html` of <a class="eid" href=${`#${found.common.eid}/${found.shared - found.base}`}>${found.common.eid}</a>`}`
         : "not forked from one another: aligned by t"}. <${Verdict} rows=${rows} first=${first} outcome=${outcome} ended=${ended} /></p>`}

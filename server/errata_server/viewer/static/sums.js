@@ -5,24 +5,24 @@ import { html, useEffect, useState } from "./html.js";
 import { number } from "./text.js";
 
 const [WIDTH, HEIGHT] = [360, 48];
+const FEW_DAYS = 3; // of so few the hours are shown
 
 /** @param {{query: Record<string, string | null>, search: string, version: number}} properties ``version``: another one reads again. */
 export function Sums({ query, search, version }) {
   const [buckets, setBuckets] = useState(/** @type {any[]} */ ([]));
+  const [failure, setFailure] = useState("");
   useEffect(() => {
     const leaving = new AbortController();
     const { sort, order, ...filters } = query;
-    const hours = { ...filters, bucket_s: 3600 };
-    api
-      .aggregates(hours, leaving.signal)
-      .catch((error) => {
-        if (error instanceof api.Refused && error.status === 422) return api.aggregates({ ...filters, bucket_s: 86400 }, leaving.signal);
-        throw error;
-      })
-      .then((found) => setBuckets(found.buckets))
-      .catch(() => leaving.signal.aborted || setBuckets([]));
+    (async () => {
+      const days = (await api.aggregates({ ...filters, bucket_s: 86400 }, leaving.signal)).buckets;
+      const few = days.length > 0 && days.length <= FEW_DAYS;
+      setBuckets(few ? (await api.aggregates({ ...filters, bucket_s: 3600 }, leaving.signal)).buckets : days);
+      setFailure("");
+    })().catch((error) => leaving.signal.aborted || setFailure(error.message));
     return () => leaving.abort();
   }, [search, version]);
+  if (failure) return html`<p class="trouble" role="alert">no sums: ${failure}</p>`;
   if (buckets.length === 0) return null;
   const total = (/** @type {string} */ name) => buckets.reduce((sum, bucket) => sum + bucket[name], 0);
   const kinds = new Map();

@@ -11,17 +11,19 @@ import { duration, number } from "./text.js";
 /** Ways to look at a state. */
 export const VIEWS = ["agent text", "fields", "raw"];
 
+/** @typedef {(view: string) => void} Choose */
+
 /**
- * @param {{eid: string, turn: import("./api.js").Turn, view: string, setView: (view: string) => void}} properties
+ * @param {{eid: string, turn: import("./api.js").Turn, view: string, setView: Choose, setUsual: Choose}} properties
  */
-export function TurnDetail({ eid, turn, view, setView }) {
+export function TurnDetail({ eid, turn, view, setView, setUsual }) {
   return html`
     <article class="turn" aria-label=${`Turn ${turn.t}`}>
       <h2>t=${turn.t} <small>${turn.kind}${turn.done ? ", the last" : ""}</small></h2>
       <${Marker} turn=${turn} />
       <h3>Action</h3>
       <${Sent} key=${turn.t} eid=${eid} turn=${turn} />
-      <${State} eid=${eid} turn=${turn} view=${view} setView=${setView} />
+      <${State} eid=${eid} turn=${turn} view=${view} setView=${setView} setUsual=${setUsual} />
     </article>
   `;
 }
@@ -33,17 +35,24 @@ export function TurnDetail({ eid, turn, view, setView }) {
  */
 function Sent({ eid, turn }) {
   const [whole, setWhole] = useState(/** @type {any} */ (undefined));
+  const [failure, setFailure] = useState("");
   const [wanted, setWanted] = useState(turn.error_site?.action_span !== undefined);
   useEffect(() => {
     if (!turn.action_cut || !wanted) return undefined;
     const leaving = new AbortController();
+    setFailure("");
     action(eid, turn.t, leaving.signal)
       .then((text) => setWhole(parsed(text)))
-      .catch(() => {}); // its beginning stays
+      .catch((error) => {
+        if (leaving.signal.aborted) return;
+        setFailure(error.message);
+        setWanted(false); // the button asks again
+      });
     return () => leaving.abort();
   }, [eid, turn.t, wanted]);
   const shown = whole === undefined ? turn.action : whole;
   return html`<${Action} action=${shown} site=${turn.action_cut && whole === undefined ? null : turn.error_site} />
+    ${failure && html`<p class="trouble" role="alert">only the beginning of the action: ${failure}</p>`}
     ${turn.action_cut && whole === undefined && html`<button onClick=${() => setWanted(true)}>all ${turn.action_bytes} bytes</button>`}`;
 }
 
@@ -80,10 +89,11 @@ function Marker({ turn }) {
 }
 
 /**
- * State(t): loaded when the turn is looked at, and its digest checked.
- * @param {{eid: string, turn: import("./api.js").Turn, view: string, setView: (view: string) => void}} properties
+ * State(t): loaded when the turn is looked at, and its digest checked. `setUsual` is told how it is shown as long as nobody
+ * chose: as the agent read it, where that is known.
+ * @param {{eid: string, turn: import("./api.js").Turn, view: string, setView: Choose, setUsual: Choose}} properties
  */
-function State({ eid, turn, view, setView }) {
+function State({ eid, turn, view, setView, setUsual }) {
   const [found, setFound] = useState(/** @type {{t: number, text: string, read: string, note: string, check: string} | null} */ (null));
   const [failure, setFailure] = useState("");
   useEffect(() => {
@@ -93,7 +103,9 @@ function State({ eid, turn, view, setView }) {
       const [{ bytes }, said] = await Promise.all([state(eid, turn.t, leaving.signal), agentText(eid, turn.t, leaving.signal)]);
       const check = await checked(bytes, turn.digest);
       const note = said.as_read ? "" : "the environment that made the agent's text is not here: this is the observation as JSON";
-      if (!leaving.signal.aborted) setFound({ t: turn.t, text: new TextDecoder().decode(bytes), read: said.agent_text, note, check });
+      if (leaving.signal.aborted) return;
+      setUsual(said.as_read ? "agent text" : "fields");
+      setFound({ t: turn.t, text: new TextDecoder().decode(bytes), read: said.agent_text, note, check });
     })().catch((error) => leaving.signal.aborted || setFailure(error.message));
     return () => leaving.abort();
   }, [eid, turn.t]);
