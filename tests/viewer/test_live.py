@@ -239,11 +239,13 @@ async def test_the_wall_has_the_newest_error_of_each_running_episode(server: Loc
         card = await page.evaluate(f"{CARDS}[0]")
         for text in ("command_not_found", "first", "fail early!", f"{one.eid} t=1"):
             assert text in card
+        fork = await one.fork(1)  # begins with its parent's error, and did not fail itself
         await two.step({"command": "fail <b>later</b>!"})
         await page.until(f"{CARDS}.length === 2 && {CARDS}[0].includes('fail <b>later</b>!')")  # newest first
         await one.step({"command": "fail again!"})
         await page.until(f"{CARDS}.length === 2 && {CARDS}[0].includes('fail again!')")
-        assert "3 running" in await page.evaluate("document.querySelector('main').innerText")
+        assert "4 running" in await page.evaluate("document.querySelector('main').innerText")
+        await fork.end_session()
         await two.step({"command": "done"})
         await page.until(f"{CARDS}.length === 1")
         await one.reset(task="another")  # what was before the reset is over

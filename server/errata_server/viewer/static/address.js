@@ -1,8 +1,13 @@
 /** What the address names: a screen, and what it shows. */
 
+/** @typedef {{group: string, step: string, run: string}} Labels Those that are wanted; "" is any. */
+
 /**
  * @typedef {{screen: "episodes"}
  *   | {screen: "live"}
+ *   | {screen: "forks", eid: string}
+ *   | {screen: "compare", eids: [string, string]}
+ *   | {screen: "group", labels: Labels}
  *   | {screen: "episode", eid: string, t: number | null}} Place
  */
 
@@ -12,10 +17,27 @@
  * @returns {Place}
  */
 export function placeOf(hash) {
-  const [first, second] = hash.slice(1).split("/").map(decoded);
+  if (hash.startsWith("#group?")) {
+    const asked = new URLSearchParams(hash.slice("#group?".length));
+    const [group, step, run] = ["group", "step", "run"].map((name) => asked.get(name) ?? "");
+    return { screen: "group", labels: { group, step, run } };
+  }
+  const [first, second, third] = hash.slice(1).split("/").map(decoded);
   if (first === "") return { screen: "episodes" };
   if (first === "live") return { screen: "live" };
+  if (first === "forks" && second) return { screen: "forks", eid: second };
+  if (first === "compare" && second && third) return { screen: "compare", eids: [second, third] };
   return { screen: "episode", eid: first, t: /^[0-9]{1,15}$/.test(second ?? "") ? Number(second) : null };
+}
+
+/**
+ * Return the address of the rollouts that have an episode's labels.
+ * @param {{group: string | null, step: number | null, run: string | null}} labels
+ */
+export function groupHash({ group, step, run }) {
+  const asked = new URLSearchParams();
+  for (const [name, value] of Object.entries({ run, step, group })) if (value !== null && value !== undefined) asked.set(name, String(value));
+  return `#group?${asked}`;
 }
 
 /** @param {string} text */

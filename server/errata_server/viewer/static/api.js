@@ -58,6 +58,7 @@ export const SERVER = new URL("..", import.meta.url).href;
  * @property {string | null} severity
  * @property {number} late_rewards
  * @property {string} digest
+ * @property {string} [semantic_digest]
  */
 
 /** An answer of the server that is no success. */
@@ -152,14 +153,42 @@ export async function episode(eid, signal) {
 }
 
 /**
- * Return what lists say of one episode, without reading its turns.
+ * Return what lists say of one episode, without reading its turns; null where they do not have it.
+ * @param {string} eid
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<Episode | null>}
+ */
+export async function listed(eid, signal) {
+  const named = await episodes({ text: eid, limit: 20 }, signal);
+  return named.episodes.find((one) => one.eid === eid) ?? null;
+}
+
+/**
+ * Return what lists say of one episode.
  * @param {string} eid
  * @param {AbortSignal} [signal]
  * @returns {Promise<Episode>}
  */
 export async function summary(eid, signal) {
-  const named = await episodes({ text: eid, limit: 20 }, signal);
-  return named.episodes.find((one) => one.eid === eid) ?? episode(eid, signal);
+  return (await listed(eid, signal)) ?? episode(eid, signal);
+}
+
+/** @typedef {{session_id: string, eid: string, t: number, origin: {eid: string, t: number}, read_key?: string}} Fork An answer (PROTOCOL A5). */
+
+/** @param {string} eid */
+export function forkAddress(eid) {
+  return address(`episodes/${encodeURIComponent(eid)}/fork`);
+}
+
+/**
+ * Fork an episode.
+ * @param {string} eid
+ * @param {number} t
+ * @param {string} request_id Asked again with the same one, the same fork is the answer.
+ * @returns {Promise<Fork>}
+ */
+export async function fork(eid, t, request_id) {
+  return (await ask(forkAddress(eid), undefined, { method: "POST", body: JSON.stringify({ t, request_id }), headers: { "Content-Type": "application/json" } })).json();
 }
 
 /**

@@ -5,10 +5,13 @@ import * as api from "./api.js";
 import { setTokens } from "./copies.js";
 import { EpisodeScreen } from "./episode.js";
 import { EpisodesScreen } from "./episodes.js";
+import { FamilyScreen } from "./family.js";
+import { GroupScreen } from "./group.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { LiveScreen } from "./live.js";
 import { LoginScreen } from "./login.js";
 import { Plain, Trouble } from "./output.js";
+import { PairScreen } from "./pair.js";
 import { named } from "./text.js";
 
 function App() {
@@ -25,18 +28,33 @@ function App() {
   if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
   if (entry === null) return null;
   if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
-  const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {string} */ name) =>
-    html`<a href=${to} aria-current=${place.screen === screen ? "page" : undefined}>${name}</a>`;
+  const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {any} */ name) =>
+    html`<a href=${to} aria-current=${place.screen === screen ? "page" : undefined}><${Plain} text=${name} /></a>`;
   return html`
     <nav aria-label="Screens">
       ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Live")}
-      ${place.screen === "episode" && html`<span aria-current="page"><${Plain} text=${place.eid} /></span>`}
-      ${entry.tokens && html` <button class="logout" onClick=${() => api.logout().then(look, look)}>log out</button>`}
+      ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${place.eid}`, html`<${Plain} text=${place.eid} />`)} ${link("forks", `#forks/${place.eid}`, "Forks")}`}
+      ${place.screen === "group" && html`<span aria-current="page">Group</span>`}
+      ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${eid}`}><${Plain} text=${eid} /></a>`)}`}
+      ${entry.tokens && html`<button class="logout" onClick=${() => api.logout().then(look, look)}>log out</button>`}
     </nav>
     ${place.screen === "episodes" && html`<${EpisodesScreen} search=${search} />`}
     ${place.screen === "live" && html`<${LiveScreen} />`}
+    ${place.screen === "forks" && html`<${FamilyScreen} eid=${place.eid} />`}
+    ${place.screen === "compare" && html`<${PairScreen} eids=${place.eids} />`}
+    ${place.screen === "group" && html`<${GroupScreen} labels=${place.labels} />`}
     ${place.screen === "episode" && html`<${EpisodeScreen} key=${place.eid} eid=${place.eid} t=${place.t} />`}
   `;
+}
+
+/** @param {import("./address.js").Place} place */
+function titleOf(place) {
+  if (place.screen === "episodes") return "Episodes";
+  if (place.screen === "live") return "Failing now";
+  if (place.screen === "forks") return named(`Forks of ${place.eid}`);
+  if (place.screen === "group") return named(`Group ${place.labels.group}`);
+  if (place.screen === "compare") return named(place.eids.join(" and "));
+  return named(place.t === null ? place.eid : `${place.eid} t=${place.t}`);
 }
 
 /** Ask whether this browser may read, now and whenever the server says that it may not. */
@@ -55,13 +73,6 @@ function useEntry() {
     return () => removeEventListener("loggedout", look);
   }, []);
   return { entry, failure, look };
-}
-
-/** @param {import("./address.js").Place} place */
-function titleOf(place) {
-  if (place.screen === "episodes") return "Episodes";
-  if (place.screen === "live") return "Failing now";
-  return named(place.t === null ? place.eid : `${place.eid} t=${place.t}`);
 }
 
 function placeNow() {

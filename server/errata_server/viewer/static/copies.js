@@ -54,7 +54,7 @@ function cli(eid, t) {
 }
 
 /** @param {{name: string, text: string}} properties */
-function Copy({ name, text }) {
+export function Copy({ name, text }) {
   const [copied, setCopied] = useState(false);
   const [shown, setShown] = useState(false);
   const copy = async () => {
@@ -70,6 +70,6 @@ function Copy({ name, text }) {
 }
 
 /** @param {string} text */
-function quoted(text) {
+export function quoted(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }

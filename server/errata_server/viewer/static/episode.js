@@ -1,6 +1,8 @@
 /** The screen of one episode: its strip, its turns, and the turn that is looked at. */
 
 import * as api from "./api.js";
+import { ForkHere } from "./fork_here.js";
+import { GroupLink } from "./group.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
 import { NewTurns, useEnd, useEpisode } from "./live_episode.js";
 import { Plain, Trouble } from "./output.js";
@@ -44,6 +46,7 @@ export function EpisodeScreen({ eid, t }) {
       <div class="panes">
         <${Timeline} turns=${turns} chosen=${chosen} choose=${choose} />
         <section class="detail" aria-label="The chosen turn">
+          ${turns[chosen] && html`<${ForkHere} eid=${eid} environment=${summary.environment} turn=${turns[chosen]} next=${turns[chosen + 1]} />`}
           ${turns[chosen] === undefined
             ? html`<p class="none">no turns</p>`
             : t !== null && found === -1
@@ -69,12 +72,15 @@ function Heading({ episode }) {
     ["began", new Date(episode.created * 1000).toLocaleString()],
     ["lasted", episode.last === null ? "" : duration(episode.last - episode.created)],
     ["alias", episode.episode_id],
+    ["run", episode.run],
+    ["step", episode.step === null || episode.step === undefined ? "" : String(episode.step)],
   ];
   return html`
     <header>
       <h1><${Plain} text=${episode.task ?? episode.environment} /> <small>${episode.eid}</small></h1>
       <dl class="facts">
         ${facts.filter(([, value]) => value).map(([name, value]) => html`<div><dt>${name}</dt><dd><${Plain} text=${value} /></dd></div>`)}
+        ${episode.group && html`<div><dt>group</dt><dd><${GroupLink} episode=${episode} name=${episode.group} /></dd></div>`}
         ${episode.origin && html`<div><dt>forked from</dt><dd><a href=${`#${episode.origin.eid}/${episode.origin.t}`}>${episode.origin.eid} at ${episode.origin.t}</a></dd></div>`}
       </dl>
     </header>

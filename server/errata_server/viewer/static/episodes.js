@@ -1,6 +1,7 @@
 /** The screen of all episodes: what is listed, in which order, and what they add up to. The address has the filters. */
 
 import * as api from "./api.js";
+import { GroupLink } from "./group.js";
 import { html, useEffect, useState } from "./html.js";
 import { News, useLiveList } from "./live_list.js";
 import { Plain, Trouble } from "./output.js";
@@ -94,7 +95,7 @@ function Row({ episode, gone }) {
   return html`
     <tr class=${gone ? "gone" : undefined} title=${gone ? "changed: the filters have it no more" : undefined}>
       <td><a href=${`#${episode.eid}`}>${episode.eid}</a></td>
-      <td><${Plain} text=${episode.task ?? episode.environment} /></td>
+      <td><${Plain} text=${episode.task ?? episode.environment} /> <${GroupLink} episode=${episode} name="group" /></td>
       <td class="count">${episode.deliveries}</td>
       <td class="count">${number(episode.reward)}</td>
       <td>${episode.status}</td>

@@ -72,7 +72,7 @@ function useFailures() {
     const leaving = new AbortController();
     /** @type {Map<string, Card>} */
     const cards = new Map();
-    /** @type {Map<string, number>} The newest error of episodes, by events. */
+    /** @type {Map<string, number>} The newest error of episodes, by events. At t=0 it is that of a fork's parent. */
     const marked = new Map();
     const read = async () => {
       const { episodes: open, next } = await api.episodes({ status: "open", sort: "last", limit: EPISODES }, leaving.signal);
@@ -109,12 +109,12 @@ function useFailures() {
       if (known !== undefined) return known;
       const url = api.turnsAddress(eid, BACK, deliveries > BACK ? String(deliveries - BACK - 1) : null);
       const page = await (await api.ask(url, leaving.signal)).json();
-      return page.turns.findLast((/** @type {api.Turn} */ turn) => turn.error_kind !== null) ?? null;
+      return page.turns.findLast((/** @type {api.Turn} */ turn) => turn.error_kind !== null && turn.kind !== "reset") ?? null;
     };
     const again = serial(read, setTrouble, leaving.signal, PACE_MS);
     const take = (/** @type {import("./stream.js").Happened} */ event) => {
       const { eid } = event;
-      if (eid !== null && event.error_t !== null) marked.set(eid, event.error_t);
+      if (eid !== null && event.error_t) marked.set(eid, event.error_t);
       for (const { episode } of cards.values()) {
         const status = statusAfter(episode, event);
         if (!isRunning({ done: episode.done, status })) cards.delete(episode.eid);

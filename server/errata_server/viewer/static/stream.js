@@ -3,6 +3,7 @@
 import { address } from "./api.js";
 import { html } from "./html.js";
 import { isPlayed } from "./offers.js";
+import { Plain } from "./output.js";
 
 const AGAIN_MS = 5000;
 
@@ -116,5 +117,5 @@ export function follow(parameters, on) {
  * @param {{state: StreamState, failure?: string}} properties ``failure``: why the page could not be read again.
  */
 export function Stream({ state, failure = "" }) {
-  return html`<span class=${`stream ${state}`} role="status">${SAID.get(state)}${failure && ` (${failure}: tried again)`}</span>`;
+  return html`<span class=${`stream ${state}`} role="status">${SAID.get(state)}${failure && html` (<${Plain} text=${failure} />: tried again)`}</span>`;
 }

@@ -1,0 +1,133 @@
+/** The screen of two episodes side by side, aligned to what they have in common. */
+
+import { difference } from "./differences.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { Kinds } from "./kinds.js";
+import { history, lineage, parting } from "./lineage.js";
+import { Plain } from "./output.js";
+import { number, oneLine } from "./text.js";
+
+/** Rows that are added at a time. */
+const ROWS = 200;
+/** Most turns that are looked through for the first difference without being asked for. */
+const SEARCHED = 2000;
+/** Turns before the first difference that are shown although they are the same. */
+const BEFORE = 2;
+
+/**
+ * @typedef {object} Row
+ * @property {number} place
+ * @property {(import("./lineage.js").Held | undefined)[]} sides
+ * @property {import("./differences.js").Difference} differs
+ */
+
+/** @param {{eids: [string, string]}} properties */
+export function PairScreen({ eids }) {
+  const { found, rows, ended, failure, loading, more } = usePair(eids);
+  const [whole, setWhole] = useState(false);
+  const first = rows.findIndex(({ differs }) => differs === "action" || differs === "end");
+  const outcome = rows.findIndex(({ differs }) => differs === "outcome");
+  const marked = first === -1 ? outcome : outcome === -1 ? first : Math.min(first, outcome);
+  const skipped = whole ? 0 : Math.max(0, (marked === -1 ? rows.length : marked) - BEFORE);
+  return html`
+    <main class="pair">
+      <h1>Side by side</h1>
+      ${failure && html`<p class="trouble" role="alert"><${Plain} text=${failure} /></p>`}
+      ${found && html`<p>${found.shared >= 0
+        ? html`the same until t=${found.shared}${found.common && html` of <a class="eid" href=${`#${found.common.eid}/${found.shared - found.base}`}>${found.common.eid}</a>`}`
+        : "not forked from one another: aligned by t"}. <${Verdict} rows=${rows} first=${first} outcome=${outcome} ended=${ended} /></p>`}
+      ${skipped > 0 && html`<button onClick=${() => setWhole(true)}>${skipped} more turns that are the same</button>`}
+      ${found && html`
+        <table class="sides">
+          <thead><tr><th scope="col">t</th>${found.episodes.map((episode) => html`<${Side} episode=${episode} />`)}</tr></thead>
+          <tbody>${rows.slice(skipped).map((row, index) => html`<${Turns} key=${row.place} row=${row} mark=${skipped + index === marked} />`)}</tbody>
+        </table>`}
+      ${!ended && !loading && html`<button onClick=${more}>more</button>`}
+      <p class="none" role="status">${loading ? "loading" : ""}</p>
+    </main>
+  `;
+}
+
+/** @param {{rows: Row[], first: number, outcome: number, ended: boolean}} properties */
+function Verdict({ rows, first, outcome, ended }) {
+  const said = [];
+  if (outcome !== -1 && (first === -1 || outcome < first)) said.push(`first other outcome of the same action at t=${rows[outcome].place}`);
+  if (first !== -1) said.push(rows[first].differs === "end" ? `one ends before t=${rows[first].place}` : `first other action at t=${rows[first].place}`);
+  if (said.length === 0) said.push(ended ? "no difference" : "no difference so far");
+  return html`<strong>${said.join(", ")}</strong>`;
+}
+
+/** @param {{episode: import("./api.js").Episode}} properties */
+function Side({ episode }) {
+  return html`<th scope="col"><a class="eid" href=${`#${episode.eid}`}>${episode.eid}</a> <small><${Plain} text=${episode.task ?? episode.environment} />, ${episode.status}, reward ${number(episode.reward)}, ${episode.deliveries} turns <${Kinds} episode=${episode} /></small></th>`;
+}
+
+/** @param {{row: Row, mark: boolean}} properties */
+function Turns({ row, mark }) {
+  const { place, sides, differs } = row;
+  return html`
+    <tr class=${`${differs} ${mark ? "first" : ""}`}>
+      <th scope="row">${place}${mark && html` <small class="mark">first difference</small>`}</th>
+      ${sides.map((held) => html`<td>${held && html`<${Cell} held=${held} />`}</td>`)}
+    </tr>
+  `;
+}
+
+/** @param {{held: import("./lineage.js").Held}} properties */
+function Cell({ held: { eid, turn } }) {
+  const facts = [turn.error_kind, turn.reward === null ? null : number(turn.reward), turn.done ? "done" : null].filter((fact) => fact !== null);
+  return html`<a href=${`#${eid}/${turn.t}`} aria-label=${`turn ${turn.t} of ${eid}`}><code>${turn.kind === "step" ? "" : `${turn.kind} `}<${Plain} text=${oneLine(turn.action)} /></code></a>
+    <small class=${turn.error_kind === null ? "" : "failed"}><${Plain} text=${facts.join(", ")} /></small>`;
+}
+
+/** @param {[string, string]} eids */
+function usePair(eids) {
+  const [found, setFound] = useState(/** @type {{shared: number, base: number, common: import("./api.js").Episode | null, episodes: import("./api.js").Episode[]} | null} */ (null));
+  const [rows, setRows] = useState(/** @type {Row[]} */ ([]));
+  const [ended, setEnded] = useState(false);
+  const [failure, setFailure] = useState("");
+  const [loading, setLoading] = useState(true);
+  const act = useRef(() => {});
+  useEffect(() => {
+    const leaving = new AbortController();
+    const { signal } = leaving;
+    /** @type {AsyncGenerator<import("./lineage.js").Held>[]} */
+    let sides = [];
+    /** @type {Row[]} */
+    let known = [];
+    const pull = async () => {
+      /** @type {Row[]} */
+      const added = [];
+      while (added.length < ROWS) {
+        const next = await Promise.all(sides.map(async (side) => (await side.next()).value));
+        const there = next.find((held) => held !== undefined);
+        if (there === undefined) break;
+        added.push({ place: there.place, sides: next, differs: difference(next[0]?.turn, next[1]?.turn) });
+      }
+      setRows((known = [...known, ...added]));
+      setEnded(added.length < ROWS);
+      return added.length === ROWS;
+    };
+    const guarded = (/** @type {() => Promise<unknown>} */ task) => {
+      setLoading(true);
+      setFailure("");
+      task()
+        .catch((error) => signal.aborted || setFailure(error.message))
+        .finally(() => signal.aborted || setLoading(false));
+    };
+    act.current = () => guarded(pull);
+    setRows([]);
+    setFound(null);
+    setEnded(false);
+    guarded(async () => {
+      const [one, other] = await Promise.all(eids.map((eid) => lineage(eid, signal)));
+      const { shared, common } = parting(one, other);
+      const base = one.find(({ episode }) => episode === common)?.base ?? 0;
+      setFound({ shared, common, base, episodes: [one, other].map((parts) => parts[parts.length - 1].episode) });
+      sides = [one, other].map((parts) => history(parts, shared, signal));
+      while ((await pull()) && known.every(({ differs }) => differs === "") && known.length < SEARCHED);
+    });
+    return () => leaving.abort();
+  }, eids);
+  return { found, rows, ended, failure, loading, more: () => act.current() };
+}
