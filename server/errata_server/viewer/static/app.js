@@ -28,12 +28,12 @@ function App() {
   if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
   if (entry === null) return null;
   if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
-  const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {any} */ name) =>
+  const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {string} */ name) =>
     html`<a href=${to} aria-current=${place.screen === screen ? "page" : undefined}><${Plain} text=${name} /></a>`;
   return html`
     <nav aria-label="Screens">
       ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Live")}
-      ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${place.eid}`, html`<${Plain} text=${place.eid} />`)} ${link("forks", `#forks/${place.eid}`, "Forks")}`}
+      ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${place.eid}`, place.eid)} ${link("forks", `#forks/${place.eid}`, "Forks")}`}
       ${place.screen === "group" && html`<span aria-current="page">Group</span>`}
       ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${eid}`}><${Plain} text=${eid} /></a>`)}`}
       ${entry.tokens && html`<button class="logout" onClick=${() => api.logout().then(look, look)}>log out</button>`}
