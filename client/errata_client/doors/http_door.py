@@ -104,7 +104,7 @@ class HttpDoor:
             NotSupported: The server has no ``POST /mcp``.
             ConnectionError: The server cannot be reached.
         """
-        reply = await self._rpc("openenv/session/create", {})
+        reply = await self._rpc("openenv/session/create", {"for_socket": True})  # proposal A: A-15
         session_id = reply.get("session_id")
         if not isinstance(session_id, str) or not session_id:
             raise FrameInvalid(f"openenv/session/create answered no session_id: {reply!r}")
