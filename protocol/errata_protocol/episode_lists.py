@@ -76,18 +76,18 @@ class EpisodeFilter:
     """What an episode has to be to stand in a list; None leaves a field out.
 
     Attributes:
-        environment: Name of its environment.
-        task: Its task, whole.
-        status: Its status, as in its summary.
-        error_kind: Kind that at least one of its turns is marked with.
-        episode_id: The client's own alias.
-        text: Text that its eid, its alias or its task contains; letters A to Z match in both cases.
-        reward_min: Lowest sum of its rewards.
-        reward_max: Highest sum of its rewards.
-        created_from: Earliest time of its creation, seconds since the epoch.
-        created_before: Time that its creation was before.
-        last_from: Earliest time of its newest delivery, seconds since the epoch.
-        last_before: Time that its newest delivery was before.
+        environment: Name of the episode's environment.
+        task: Name of the episode's task, all of it.
+        status: Status that the episode's summary has.
+        error_kind: Kind that at least one of the episode's turns is marked with.
+        episode_id: Alias that the client gave the episode.
+        text: Text that the episode's eid, alias or task contains; letters A to Z match in both cases.
+        reward_min: Lowest sum of the episode's rewards.
+        reward_max: Highest sum of the episode's rewards.
+        created_from: Earliest time at which the episode was created, seconds since the epoch.
+        created_before: Time before which the episode was created, seconds since the epoch.
+        last_from: Earliest time of the episode's newest delivery, seconds since the epoch.
+        last_before: Time before which the episode's newest delivery was made, seconds since the epoch.
     """
 
     environment: str | None = None
@@ -172,10 +172,11 @@ class EpisodeOrder:
             return True
         return self.place(one) < place if self.descending else self.place(one) > place
 
-    def first(self, listed: Iterable[L], limit: int) -> list[L]:
-        """Return the first episodes in this order, at most ``limit``."""
-        found = heapq.nlargest if self.descending else heapq.nsmallest
-        return found(limit, listed, key=self.place)
+    def page(self, listed: Iterable[L], limit: int) -> tuple[list[L], ListPlace | None]:
+        """Return the first episodes, at most ``limit``, and the place of the last one if others follow, else None."""
+        first = heapq.nlargest if self.descending else heapq.nsmallest
+        found = first(limit + 1, listed, key=self.place)
+        return found[:limit], self.place(found[limit - 1]) if len(found) > limit else None
 
     def cursor(self, place: ListPlace) -> str:
         """Return a place of this order as the text of a cursor."""
@@ -263,7 +264,7 @@ def aggregated(episodes: Iterable[Listed], bucket_s: int) -> EpisodeAggregates:
         bucket_s: Length of a bucket, seconds.
 
     Raises:
-        InvalidRequest: As `summed`.
+        InvalidRequest: There are more than `MAX_BUCKETS` buckets, or more than `MAX_COUNTS` counts in them.
     """
     buckets: dict[int, EpisodeBucket] = {}
     for one in episodes:

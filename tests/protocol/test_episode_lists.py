@@ -38,9 +38,8 @@ def shard(held: list[EpisodeSummary], order: EpisodeOrder, asked: list[int] | No
         if asked is not None:
             asked.append(limit)
         after = order.place_of(cursor) if cursor is not None else None
-        found = order.first((one for one in held if order.is_after(one, after)), limit + 1)
-        following = order.cursor(order.place(found[limit - 1])) if len(found) > limit else None
-        return EpisodePage(episodes=found[:limit], next=following)
+        found, last = order.page((one for one in held if order.is_after(one, after)), limit)
+        return EpisodePage(episodes=found, next=order.cursor(last) if last is not None else None)
 
     return page
 
@@ -105,7 +104,7 @@ def test_pages_of_several_servers_have_each_episode_once_in_order(order: Episode
         cursor = page.next
         if cursor is None:
             break
-    assert found == [one.eid for one in order.first(every, 99)] and len(set(found)) == 30
+    assert found == [one.eid for one in order.page(every, 99)[0]] and len(set(found)) == 30
 
 
 def test_a_merged_page_that_is_the_last_says_so() -> None:

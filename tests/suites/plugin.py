@@ -65,9 +65,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """Return what gives the tests to pytest-xdist's workers."""
-    return Scheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """Return what gives the tests to pytest-xdist's workers; None for its own, of another ``--dist``."""
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 class Scheduling(LoadFileScheduling):

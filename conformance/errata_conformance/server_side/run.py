@@ -57,6 +57,9 @@ CHECK_MODULES = (
 CHECK_S = 90.0
 """How long one check may take, in seconds, beside what the environment takes for its resets and steps."""
 
+ONE_EPISODE = "R-015-1"
+"""The statement that an eid is one episode's."""
+
 PLACE_S = 0.5
 """How long a server is given to free the place of a session that has ended, in seconds."""
 
@@ -173,10 +176,17 @@ async def run(
 
 
 async def _run(target: Target, check: Check) -> Result:
-    """Run a check. Whatever it says, a message that breaks a statement on the way is reported."""
+    """Run a check. Whatever it says, a message that breaks a statement on the way is reported.
+
+    A check that fails in an episode which other sessions have, too, may have seen what they did: it says nothing of its
+    own statement.
+    """
     wrongs: list[Blocked] = []
     WRONGS.set(wrongs)
     result = await _judged(target, check)
+    shared = next((wrong for wrong in wrongs if wrong.statement == ONE_EPISODE), None)
+    if shared is not None and result.outcome is Outcome.FAILED and check.statement != ONE_EPISODE:
+        return replace(result, outcome=Outcome.BLOCKED, detail=str(shared), blocked_by=ONE_EPISODE)
     if not wrongs or result.outcome in (Outcome.FAILED, Outcome.BLOCKED, Outcome.FINDING):
         return result
     wrong = wrongs[0]

@@ -395,7 +395,7 @@ class Reads(ABC):
 
         Args:
             limit: At most this many.
-            after: ListPlace behind which the page begins, of an earlier answer in this order; None for the first page.
+            after: Place behind which the page begins, of an earlier answer in this order; None for the first page.
             wanted: What the episodes have to be.
             order: What they are sorted by.
             principal: Only of this owner; None means those made with auth off, and `ALL_OWNERS` all.
@@ -408,7 +408,7 @@ class Reads(ABC):
         Args:
             bucket_s: Length of a bucket, seconds.
             wanted: What the episodes have to be.
-            principal: As for `episodes`.
+            principal: Owner of the episodes; None means those made with auth off, and `ALL_OWNERS` all.
 
         Raises:
             errata_protocol.errors.InvalidRequest: There are too many buckets or counts.

@@ -89,8 +89,7 @@ class IndexedListing:
         for one in self._in_memory(waiting):
             if is_owned(one.row.principal, principal) and wanted.matches(one) and order.is_after(one, after):
                 found[one.eid] = one
-        page = order.first(found.values(), limit + 1)
-        return page[:limit], order.place(page[limit - 1]) if len(page) > limit else None
+        return order.page(found.values(), limit)
 
     def aggregates(self, bucket_s: int, wanted: EpisodeFilter, principal: str | None) -> EpisodeAggregates:
         """Return sums; see `errata_server.journal.base.Reads.aggregates`."""

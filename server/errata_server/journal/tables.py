@@ -242,13 +242,8 @@ class Tables(Journal):
         order: EpisodeOrder = NEWEST,
         principal: str | None,
     ) -> tuple[list[EpisodeStats], ListPlace | None]:
-        found = (
-            one
-            for one in self._all_stats(principal)
-            if wanted.matches(one) and order.is_after(one, after)
-        )  # fmt: skip
-        page = order.first(found, limit + 1)
-        return page[:limit], order.place(page[limit - 1]) if len(page) > limit else None
+        stats = self._all_stats(principal)
+        return order.page((one for one in stats if wanted.matches(one) and order.is_after(one, after)), limit)
 
     def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
         return aggregated((one for one in self._all_stats(principal) if wanted.matches(one)), bucket_s)

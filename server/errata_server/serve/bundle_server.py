@@ -108,9 +108,8 @@ class Archive:
 
     def _page(self, limit: int, after: ListPlace | None, wanted: EpisodeFilter, order: EpisodeOrder) -> EpisodePage:
         found = (one for one in self._summaries if wanted.matches(one) and order.is_after(one, after))
-        page = order.first(found, limit + 1)
-        following = order.cursor(order.place(page[limit - 1])) if len(page) > limit else None
-        return EpisodePage(episodes=page[:limit], next=following)
+        page, last = order.page(found, limit)
+        return EpisodePage(episodes=page, next=order.cursor(last) if last is not None else None)
 
     async def aggregates(
         self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None
