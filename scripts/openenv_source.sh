@@ -18,6 +18,7 @@ paths=(
     LICENSE
     tests/core/test_{production_mode_routes,simulation_mode_preserves_api,types_and_enums}.py
     envs/{chess,coding,connect4,echo,grid_world,maze,reasoning_gym,repl,snake,wildfire}_env
+    envs/{dipg_safety,dm_control,unity}_env/client.py
     envs/tbench2_env/server/tbench2_env_environment.py examples/agent_world_model/example_usage.py
     docs/source/_toctree.yml docs/source/environments/{coding,repl}.md docs/source/reference/core.md
 )

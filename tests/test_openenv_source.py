@@ -17,6 +17,7 @@ NEEDED = [
     "LICENSE",
     *(f"tests/core/{file}" for file in FILES),
     *(f"envs/{name}/openenv.yaml" for name in ("echo_env", *VERDICTS)),
+    *(f"envs/{name}_env/client.py" for name in ("dipg_safety", "dm_control", "unity")),
     "envs/tbench2_env/server/tbench2_env_environment.py",
     "examples/agent_world_model/example_usage.py",
     *(f"docs/source/{page}.md" for page in ("environments/coding", "environments/repl", "reference/core")),

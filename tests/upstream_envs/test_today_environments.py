@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -109,6 +110,20 @@ def test_today_an_example_dumps_the_observation() -> None:
     source = (SOURCE / "examples" / "agent_world_model" / "example_usage.py").read_text()
     dumped = source.index("tool_response = json.dumps(obs.model_dump(), ensure_ascii=False)")
     assert 0 < source[dumped:].find('"content": f"Tool response:\\n{tool_response}"') < 600
+
+
+@needs_openenv_source
+def test_today_three_clients_take_no_further_arguments() -> None:
+    for name in ("dipg_safety_env", "dm_control_env", "unity_env"):
+        parsed = ast.parse((ENVIRONMENTS / name / "client.py").read_text())
+        (client,) = (
+            one
+            for one in parsed.body
+            if isinstance(one, ast.ClassDef) and any("EnvClient" in ast.unparse(base) for base in one.bases)
+        )
+        (init,) = (one for one in client.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")
+        assert init.args.kwarg is None, name
+        assert "recovery_timeout_s" not in {one.arg for one in (*init.args.args, *init.args.kwonlyargs)}, name
 
 
 @needs_openenv_source

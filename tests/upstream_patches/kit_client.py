@@ -43,6 +43,7 @@ DEFECTS = {
     "takes-late-reply": "C-12",  # keeps its socket and does not look at request_id
     "repeats-without-ids": "A-14",
     "repeats-on-stock": "A-6",
+    "not-for-socket": "A-15",
     "delivery-of-text": "A-7",
     "delivery-of-before": "A-7",
     "no-close": "interface",
@@ -77,7 +78,12 @@ class Client:
         self.extensions: Message = {}
         self.t: int | None = None
         self.before: str | None = None
-        self.session_id = self.rpc("create")["session_id"]
+        self.session_id = self.created()
+
+    def created(self) -> str:
+        """Create a session, for a socket. Returns its id."""
+        named = {} if self.defect == "not-for-socket" else {"for_socket": True}
+        return str(self.rpc("create", **named)["session_id"])
 
     def rpc(self, method: str, **params: Any) -> Message:
         """Create or close the session."""
@@ -114,7 +120,7 @@ class Client:
             if reply["data"]["message"].startswith("Unknown"):
                 if self.defect != "new-session":
                     raise GivenUp("SESSION_ERROR")
-                self.session_id = self.rpc("create")["session_id"]
+                self.session_id = self.created()
             if self.defect == "gives-up-at-once":
                 raise GivenUp("SESSION_ERROR")
             raise ConnectionError(reply["data"]["message"])

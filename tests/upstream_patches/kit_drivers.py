@@ -28,6 +28,7 @@ async def serve(ask: Ask) -> None:
 
 async def openenv(url: str, timeout_s: float, deadline_s: float) -> None:
     """Drive `EnvClient`, which has no method for mcp messages."""
+    from openenv.core import ReplyLostError, SessionLostError
     from openenv.core.generic_client import GenericEnvClient
 
     class Frames(GenericEnvClient):  # type: ignore[misc]
@@ -42,9 +43,12 @@ async def openenv(url: str, timeout_s: float, deadline_s: float) -> None:
             return failed("NOT_SUPPORTED")
         try:
             frame = await env._send_and_receive(line)
-        except ConnectionError as error:
-            codes = {"Unknown session_id": "SESSION_ERROR", "has no reply": "REPLY_GONE"}
-            return failed(next((code for text, code in codes.items() if text in str(error)), "DEADLINE"))
+        except SessionLostError:
+            return failed("SESSION_ERROR")
+        except ReplyLostError as error:
+            return failed("REPLY_GONE" if "has no reply" in str(error) else "DEADLINE")
+        except ConnectionError:
+            return failed("UNREACHABLE")
         code = frame["data"].get("code")
         if code in REFUSALS or (code == "VALIDATION_ERROR" and "request_id" not in frame):
             return failed(code)

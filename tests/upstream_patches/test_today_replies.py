@@ -309,6 +309,16 @@ async def test_today_a_created_session_holds_its_slot_until_it_is_closed(served:
     assert served.server.active_sessions == 0
 
 
+async def test_today_create_ignores_parameters_it_does_not_know(served: Served) -> None:
+    for params in ({"for_socket": True}, {"note": [1]}):
+        created = await asyncio.to_thread(served.rpc, "openenv/session/create", **params)
+        assert set(created["result"]) == {"session_id"}
+        assert created.get("error") is None
+        async with served.socket(created["result"]["session_id"]) as ws:
+            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+    assert served.server.active_sessions == 2
+
+
 def test_today_uvicorn_notices_a_half_open_socket_after_40_s() -> None:
     config = uvicorn.Config("any")
     assert config.ws_ping_interval + config.ws_ping_timeout == 40

@@ -110,7 +110,8 @@ class HttpDoor:
             NotSupported: The server has no ``POST /mcp``.
             ConnectionError: The server cannot be reached.
         """
-        reply = await self._rpc("openenv/session/create", {}, {HEADER: labels.header()} if labels else None)
+        for_socket = {"for_socket": True}  # proposal A: A-15
+        reply = await self._rpc("openenv/session/create", for_socket, {HEADER: labels.header()} if labels else None)
         session_id = reply.get("session_id")
         if not isinstance(session_id, str) or not session_id:
             raise FrameInvalid(f"openenv/session/create answered no session_id: {reply!r}")

@@ -16,6 +16,7 @@ STATEMENTS = {
     "A-7": "what delivery is asked for, and that its frame is the reply",
     "A-13": "an attach that is refused is tried again",
     "A-14": "a request is not sent again to a server that offers no request_id",
+    "A-15": "a session that is created for a socket is said to be, so that a lost reply does not hold its slot",
     "C-1": "a socket is asked for capabilities before ids are sent on it; no id is sent where none is offered",
     "C-2": "an id is a string of 1 to 255 characters",
     "C-3": "each request has an id, and each another one",
@@ -92,7 +93,7 @@ SCENARIOS = (
         "nothing happens",
         "C-5",
         [reset(), step(1), step(2), step(-1), step(3), reset(), step(4)],
-        ["interface", "C-1", "C-2", "C-3", "C-8", "A-3"],
+        ["interface", "C-1", "C-2", "C-3", "C-8", "A-3", "A-15"],
         at_once=True,
     ),
     Scenario(

@@ -131,6 +131,8 @@ class Server:
         answer: Message = {"jsonrpc": "2.0", "id": body.get("id")}
         method, params = body.get("method"), body.get("params") or {}
         if method == "openenv/session/create":
+            if params.get("for_socket") is not True:
+                self.watch.fail("A-15", f"a session is created without for_socket: {params}")
             session_id = f"session-{len(self.created) + 1}"
             self.created.append(session_id)
             self.sessions[session_id] = Session(session_id)
