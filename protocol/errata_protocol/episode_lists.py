@@ -21,7 +21,7 @@ from .errors import InvalidRequest
 from .replay import EpisodeAggregates, EpisodeBucket, EpisodePage, Origin
 
 Sort = Literal["created", "last", "reward", "deliveries"]
-Status = Literal["open", "closed", "lost", "expired", "done"]
+Status = Literal["open", "detached", "closed", "lost", "expired", "done"]
 
 MAX_CURSOR = 1024
 """Longest text of a cursor, in characters."""

@@ -216,7 +216,8 @@ class EpisodeSummary(BaseModel):
         error_kinds: Marked turns by kind.
         origin: Parent and t of a fork.
         task: Task that its first observation names, or the arguments of its reset; None if neither does.
-        status: ``done``, or the status of its session: ``open``, ``closed``, ``lost`` or ``expired``.
+        status: ``done``, or the status of its session: ``open`` with a connection, ``detached`` without one,
+            ``closed``, ``lost`` or ``expired``. Where nobody serves the session, ``open`` stands for both.
         last: Time of its newest delivery, seconds since the epoch.
         hint_keys: Turns by the key of their hint's template.
         group: Label of the rollouts that it is compared with, such as those of one prompt in one training step.
@@ -269,8 +270,8 @@ class EpisodeEvent(BaseModel):
         error_t: Its t.
         late_t: The t of the newest late reward among what happened.
         late_reward: Its value.
-        status: New status of the session: ``closed``, ``lost`` or ``expired``. It is that of all its episodes that are
-            not done.
+        status: New status of the session: ``detached``, ``open`` where it has a connection again, ``closed``, ``lost``
+            or ``expired``. It is that of all its episodes that are not done.
     """
 
     eid: str | None

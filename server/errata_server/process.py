@@ -77,7 +77,12 @@ class ServerProcess:
             start_new_session=True,  # ^C at the terminal interrupts the caller only, which then stops the server
         )
         threading.Thread(target=self._read, name="errata-server-log", daemon=True).start()
-        self.url = self._wait_for_url(start_s)
+        try:
+            self.url = self._wait_for_url(start_s)
+        except BaseException:  # also ^C, which this process alone gets
+            if self.process.poll() is None:
+                self.kill()
+            raise
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -93,7 +98,6 @@ class ServerProcess:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                self.kill()
                 raise ServiceError(f"the server did not open its port within {start_s:g} s") from None
             if line is None:
                 status = self.process.wait()
@@ -131,3 +135,6 @@ class ServerProcess:
                 self.stop()
             except subprocess.TimeoutExpired:
                 self.kill()
+            except BaseException:  # ^C while it stops
+                self.kill()
+                raise

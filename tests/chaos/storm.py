@@ -31,6 +31,7 @@ from errata_protocol.errors import ErrataError, ServiceError
 from errata_server.process import ServerProcess
 
 from .proxy import FaultyProxy, Weather
+from .server_start import started
 from .small_disk import SmallDisk, small_disk
 
 PATIENCE_S = 900.0
@@ -209,10 +210,12 @@ class Storm:
             self.report.recovered_s = round(time.monotonic() - calm, 1)
             await self._compare()
         finally:
-            for connection in connections:
-                await connection.aclose()
-            self._stop_for_good()
-            await self._proxy.close()
+            try:
+                for connection in connections:
+                    await connection.aclose()
+                await self._proxy.close()
+            finally:  # also where that is interrupted
+                self._stop_for_good()
         self.report.faults.update(self._proxy.done)
         self.report.resumes = sum(load.client.stats.resumes for load in self._loads)
         self.report.least_steps = min(load.done for load in self._loads)
@@ -333,9 +336,7 @@ class Storm:
             await fault()
 
     async def _start(self) -> None:
-        self._server = await asyncio.to_thread(
-            ServerProcess, self.plan.target, self._data_dir, "--max-sessions", "20000", start_s=120.0
-        )
+        self._server = await started(self.plan.target, self._data_dir, "--max-sessions", "20000")
         self._since = self.report.acknowledged
         self._proxy.upstream = int(self._server.url.rsplit(":", 1)[1])
 
@@ -439,8 +440,13 @@ class Storm:
             self._disk.empty()
         if self._server is not None and self._server.process.poll() is None:
             self._server.process.send_signal(signal.SIGCONT)
-            self._server.stop(120.0)
-            self._ended()
+            try:
+                self._server.stop(120.0)
+            except BaseException:  # also a second ^C
+                self._server.kill()
+                raise
+            finally:
+                self._ended()
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from errata_server.ids import name_of
 from errata_server.journal import MemoryJournal, SessionChange
 from errata_server.journal.base import Record
 from errata_server.runtime import changes as module
+from errata_server.runtime.attached import Attached
 from errata_server.runtime.changes import MAX_KIND, Changes, Reader
 
 from .journal_rows import delivery, episode, reward, session
@@ -83,6 +84,27 @@ def test_what_happened_since_a_reader_read_is_one_event_for_an_episode(world: Wo
     assert row is not None and world.journal.delete_episode("e1") == 9
     world.changes.deleted(row)
     assert [event.what for event in world.take(reader)] == [["deleted"]]
+
+
+def test_a_connection_that_is_lost_and_comes_back_is_a_change_of_the_sessions_status(world: World) -> None:
+    attached = Attached(world.changes)
+    assert attached.now() is None, "nobody serves the sessions"
+    attached.known = True
+    reader, _ = world.reader()
+    world.commit(session(), episode("e1"))
+    attached.add("s", tell=False)
+    assert attached.now() == {"s"} and attached.now() is attached.now()
+    world.take(reader)
+    told = []
+    for change in (attached.discard, attached.discard, attached.add, attached.add):
+        change("s", tell=True)
+        told += [(event.eid, event.what, event.status) for event in world.take(reader)]
+    assert told == [("e1", ["session"], "detached"), ("e1", ["session"], "open")]
+    attached.discard("s", tell=True)
+    attached.add("s", tell=True)
+    assert [event.status for event in world.take(reader)] == ["open"]
+    attached.discard("s", tell=False)
+    assert world.take(reader) == [] and attached.now() == set()
 
 
 def test_replies_that_deliver_nothing_are_no_event(world: World) -> None:

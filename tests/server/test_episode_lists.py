@@ -8,14 +8,15 @@ import json
 import random
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from errata_protocol.episode_lists import MAX_BUCKETS, EpisodeFilter, EpisodeOrder, ListPlace
+from errata_protocol.episode_lists import MAX_BUCKETS, EpisodeFilter, EpisodeOrder, ListPlace, Status
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.labels import NO_LABELS, Labels
 from errata_protocol.replay import EpisodeBucket
@@ -66,21 +67,27 @@ class Made:
 
 @dataclass
 class World:
-    """A journal, what is in it, and what its sessions' statuses are."""
+    """A journal, what is in it, what its sessions' statuses are, and which have a connection, if that is known."""
 
     journal: Journal
     made: list[Made]
     statuses: dict[str, str]
+    attached: frozenset[str] | None = None
 
     def status(self, one: Made) -> str:
-        return "done" if one.done else self.statuses[one.sid]
+        status = self.statuses[one.sid]
+        if status == "open" and self.attached is not None and one.sid not in self.attached:
+            status = "detached"
+        return "done" if one.done else status
 
     def pages(self, limit: int, wanted: EpisodeFilter, order: EpisodeOrder, owner: str | None) -> list[str]:
         """Return the eids of all pages, one after the other."""
         found: list[str] = []
         after: ListPlace | None = None
         for _ in range(len(self.made) + 2):
-            page, after = self.journal.episodes(limit=limit, after=after, wanted=wanted, order=order, principal=owner)
+            page, after = self.journal.episodes(
+                limit=limit, after=after, wanted=wanted, order=order, principal=owner, attached=self.attached
+            )
             found += [one.eid for one in page]
             assert len(page) == limit or after is None
             if after is None:
@@ -163,7 +170,7 @@ FILTERED: dict[str, Wanted] = {
     "task": (EpisodeFilter(task="Sort-Numbers"), lambda e, s: e.task == "Sort-Numbers"),
     **{
         status: (EpisodeFilter(status=status), lambda e, s, status=status: s == status)  # type: ignore[arg-type, misc]
-        for status in ("open", "closed", "lost", "expired", "done")
+        for status in ("open", "detached", "closed", "lost", "expired", "done")
     },
     "kind": (EpisodeFilter(error_kind='a"b'), lambda e, s: 'a"b' in e.kinds),
     "part of a kind": (EpisodeFilter(error_kind="b"), lambda e, s: False),
@@ -261,6 +268,32 @@ async def test_aggregates_are_the_sums_of_what_a_list_has(world: World, bucket_s
             assert found.buckets == [expected[start] for start in sorted(expected)], (name, owner)
             buckets += len(expected)
     assert buckets > 30
+
+
+@pytest.mark.parametrize("status", get_args(Status))
+async def test_open_sessions_without_a_connection_are_detached(world: World, status: Status) -> None:
+    opened = sorted(sid for sid, status in world.statuses.items() if status == "open")
+    attached = frozenset([*opened[::2], "of-another-environment"])
+    wanted, listed = EpisodeFilter(status=status), Counter[str]()
+    for world.attached in (None, frozenset[str](), attached):
+        expected = [one for one in world.made if world.status(one) == status]
+        for order, limit in ((EpisodeOrder(), 3), (EpisodeOrder("reward", descending=False), 99)):
+            found = world.pages(limit, wanted, order, ALL_OWNERS)
+            assert sorted(found) == sorted(one.eid for one in expected) and len(found) == len(expected)
+        sums = world.journal.aggregates(bucket_s=7, wanted=wanted, principal=ALL_OWNERS, attached=world.attached)
+        assert sum(bucket.episodes for bucket in sums.buckets) == len(expected)
+        assert sum(bucket.deliveries for bucket in sums.buckets) == sum(one.deliveries for one in expected)
+        for one in expected:
+            stats = world.journal.episode_stats(one.eid, world.attached)
+            assert stats is not None and stats.status == status
+        listed[str(world.attached)] = len(expected)
+    everywhere, nowhere, some = listed.values()
+    if status == "open":
+        assert everywhere > some > nowhere == 0
+    elif status == "detached":
+        assert nowhere > some > everywhere == 0
+    else:
+        assert everywhere == nowhere == some > 0
 
 
 async def test_too_many_buckets_are_refused_by_every_store(

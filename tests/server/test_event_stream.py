@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from errata_client import ErrataClient
+from errata_client import Connection, ErrataClient
 from errata_protocol.errors import ErrataError
 from errata_server.doors.event_stream import HEARTBEAT_S, PACE_S, UNWARNED_S
 from errata_server.journal import MemoryJournal
@@ -78,6 +78,61 @@ def test_what_happens_to_an_episode_is_told(machine: SimulatedMachine) -> None:
             assert (event.eid, event.what) == (eid, ["deleted"])
 
     boot(machine, CountEnvironment, play)
+
+
+def test_a_session_without_a_connection_is_detached(machine: SimulatedMachine) -> None:
+    async def play(server: Booted) -> None:
+        warned(server)
+
+        async def status(eid: str) -> str:
+            return str((await server.episode(eid))["status"])
+
+        async with EventReader(server.app) as events:
+            assert await events.told_to_list() == "start"
+            sid = await server.give_out()
+            async with server.connect(sid) as socket:
+                eid = (await socket.act("reset"))["eid"]
+                assert (await events.episode()).what == ["created", "delivered"]
+                assert await status(eid) == "open"
+            event = await events.episode()
+            assert (event.eid, event.what, event.status) == (eid, ["session"], "detached")
+            assert await status(eid) == "detached"
+            async with server.connect(sid) as socket:
+                event = await events.episode()
+                assert (event.eid, event.what, event.status) == (eid, ["session"], "open")
+                child = (await server.fork(eid, 0)).json()["eid"]
+                assert await status(child) == "detached", "nobody is attached to it"
+                assert await status(eid) == "open"
+
+    boot(machine, CountEnvironment, play)
+
+
+async def test_a_multiplexed_session_without_a_connection_is_detached(tmp_path: Path) -> None:
+    with LocalServer(COUNT, tmp_path) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60.0) as http:
+
+            async def becomes(eid: str | None, status: str) -> None:
+                async with asyncio.timeout(60.0):
+                    while (found := (await http.get(f"/episodes/{eid}")).json()["status"]) != status:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)  # the server's loop is another thread's
+                for name in ("open", "detached"):
+                    page = (await http.get("/episodes", params={"status": name})).json()["episodes"]
+                    assert [one["eid"] for one in page] == ([eid] if name == found else [])
+                    sums = (await http.get("/episodes/aggregates", params={"status": name})).json()["buckets"]
+                    assert sum(bucket["episodes"] for bucket in sums) == (name == found)
+
+            async with Connection(server.url) as connection:
+                client: ErrataClient[Any, Any, Any] = ErrataClient(connection=connection)
+                await client.reset()
+                eid, ticket = client.eid, client.ticket()
+                await becomes(eid, "open")
+            await becomes(eid, "detached")
+            async with Connection(server.url) as connection:
+                client = ErrataClient.resume(server.url, ticket, connection=connection)
+                await client.connect()
+                await becomes(eid, "open")
+                await client.end_session()
+                await becomes(eid, "closed")
 
 
 def test_a_comment_with_the_cursor_comes_where_nothing_else_was_sent_for_15_seconds(

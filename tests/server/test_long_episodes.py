@@ -47,7 +47,7 @@ def test_an_episode_of_a_hundred_thousand_turns_is_listed(client: TestClient, mo
     assert [turn["t"] for turn in short["turns"]] == [0, 1] and list(short)[-2:] == ["turns", "agent_text_version"]
     owned_turns = Store.owned_turns
 
-    async def many(self: Store, eid: str, principal: str | None) -> object:
+    async def many(self: Store, eid: str, principal: str | None, attached: object) -> object:
         row, (first, step) = await owned_turns(self, eid, principal)
         return row, [first, *(replace(step, t=t) for t in range(1, TURNS))]
 

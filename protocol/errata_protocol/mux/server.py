@@ -30,7 +30,7 @@ Decisions that PROTOCOL D states:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -100,13 +100,16 @@ class ServerProtocol:
 
     Args:
         config: Limits and mode.
+        attached: Called with each session that gets a socket and had none, or has none any more: detached, or ended.
     """
 
-    def __init__(self, config: ServerConfig | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig | None = None, attached: Callable[[ServerSession], None] = lambda session: None
+    ) -> None:
         self.config = config or ServerConfig()
         self._out = Output()
         self._requests = Requests(self.config, self._out)
-        self._attachments = Attachments(self.config, self._out, self._message)
+        self._attachments = Attachments(self.config, self._out, self._message, attached)
         self._connections: dict[ServerConnection, None] = {}  # a dict, because its order is the same in every process
 
     def refuse(self, why: ErrataError | None) -> None:

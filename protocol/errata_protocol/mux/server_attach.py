@@ -51,15 +51,23 @@ class Attachments:
         config: Limits.
         out: Takes effects and messages.
         process: Processes a message that was parked.
+        attached: Called with each session that gets a socket and had none, or has none any more.
 
     Attributes:
         sessions: Sessions in memory by sid, without those that the shell is looking up.
     """
 
-    def __init__(self, config: ServerConfig, out: Output, process: Callable[[Message, float], None]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        out: Output,
+        process: Callable[[Message, float], None],
+        attached: Callable[[ServerSession], None],
+    ) -> None:
         self.config = config
         self._out = out
         self._process = process
+        self._attached = attached
         self.sessions: dict[str, ServerSession] = {}
         self._being_found: dict[tuple[str, bytes, str | None], ServerSession] = {}
         self._timers: list[tuple[float, int, ServerSession]] = []
@@ -150,6 +158,8 @@ class Attachments:
                 old.blocked.pop(session.sid, None)
                 self._out.detached(old, session.sid, "taken_over")
             session.connection = connection
+            if old is None:
+                self._attached(session)
             connection.sessions[session.sid] = session
             for pending in session.queue:
                 pending.uncount()
@@ -172,6 +182,7 @@ class Attachments:
 
     def _detach(self, session: ServerSession, now: float) -> None:
         session.connection = None
+        self._attached(session)
         session.reading_replies = session.reading_pushes = None
         session.detached_at = now
         if not session.has_timer and session.recovery != "none":
@@ -326,6 +337,7 @@ class Attachments:
         if connection is not None:
             connection.sessions.pop(session.sid, None)
             session.connection = None
+            self._attached(session)
             final = FinalReplies(connection, session.last_done, errors, reason if send_detached else None)
             self._out.send_final_replies(session, session.last_sent + 1, final)
         self._process_parked(session, now)

@@ -22,5 +22,5 @@ class Episodes:
     @classmethod
     def of(cls, runtime: Runtime) -> Episodes:
         """Create the reads, forks and deletion of a runtime."""
-        reads = JournalReads(runtime.store, AgentTexts(runtime.specs))
+        reads = JournalReads(runtime.store, AgentTexts(runtime.specs), runtime.attached.now)
         return cls(reads, Forks(runtime.store, runtime.ids, runtime.clock), Deletion(runtime))

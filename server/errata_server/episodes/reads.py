@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -37,11 +37,19 @@ class JournalReads:
     Args:
         store: The journal.
         texts: Makes the text that agents read; None for that of the installed environments.
+        attached: Returns the ids of the sessions that have a connection, on any thread; None where nobody serves them,
+            and open sessions are not told apart.
     """
 
-    def __init__(self, store: Store, texts: AgentTexts | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        texts: AgentTexts | None = None,
+        attached: Callable[[], frozenset[str] | None] = lambda: None,
+    ) -> None:
         self._store = store
         self._texts = texts or AgentTexts()
+        self._attached = attached
 
     async def state_at(self, current: str | None, t: int, eid: str | None, principal: str | None) -> DeliveryRow:
         """Return delivery t of an episode.
@@ -146,7 +154,9 @@ class JournalReads:
         after = order.place_of(cursor) if cursor is not None else None
 
         def read(journal: Journal) -> EpisodePage:
-            found, last = journal.episodes(limit=limit, after=after, wanted=wanted, order=order, principal=principal)
+            found, last = journal.episodes(
+                limit=limit, after=after, wanted=wanted, order=order, principal=principal, attached=self._attached()
+            )
             following = order.cursor(last) if last is not None else None
             return EpisodePage(episodes=[summary_of(stats) for stats in found], next=following)
 
@@ -161,7 +171,9 @@ class JournalReads:
             InvalidRequest: There are too many buckets or counts.
         """
         return await self._store.scan(
-            lambda journal: journal.aggregates(bucket_s=bucket_s, wanted=wanted, principal=principal)
+            lambda journal: journal.aggregates(
+                bucket_s=bucket_s, wanted=wanted, principal=principal, attached=self._attached()
+            )
         )
 
     async def detail(self, eid: str, principal: str | None) -> EpisodeDetail:
@@ -170,7 +182,7 @@ class JournalReads:
         Raises:
             UnknownEpisode: The episode does not exist or has another owner.
         """
-        stats, turns = await self._store.owned_turns(eid, principal)
+        stats, turns = await self._store.owned_turns(eid, principal, self._attached)
         # On a thread, whatever the journal is: an episode may have a hundred thousand turns.
         return await asyncio.to_thread(_detail, stats, turns)
 

@@ -26,6 +26,8 @@ from errata_protocol.payload import semantic_sha256
 from errata_protocol.replay import EpisodeAggregates, Kind, Origin
 
 SessionStatus = Literal["open", "closed", "lost", "expired"]
+ListedStatus = SessionStatus | Literal["detached"]
+"""Status of a session in lists of episodes."""
 RecordKind = Literal["reset", "step", "mcp", "fork", "close"]
 
 
@@ -280,7 +282,7 @@ class EpisodeStats(Struct, frozen=True):
         hint_keys: Turns by the key of their hint's template, sorted.
         task: `errata_protocol.task_names.task_of` its t=0; of a fork whose t=0 names none, that of its parent.
         last: When its newest delivery was made, seconds since the epoch; its creation, without any.
-        session_status: Status of its session; None for one that is not known, and counts as closed.
+        session_status: `listed_status` of its session; None for one that is not known, and counts as closed.
     """
 
     row: EpisodeRow
@@ -291,7 +293,7 @@ class EpisodeStats(Struct, frozen=True):
     hint_keys: dict[str, int]
     task: str | None
     last: float
-    session_status: SessionStatus | None
+    session_status: ListedStatus | None
 
     @property
     def eid(self) -> str:
@@ -337,6 +339,17 @@ class EpisodeStats(Struct, frozen=True):
     def status(self) -> Status:
         """``done`` once a delivery ended it, else the status of its session."""
         return "done" if self.done else self.session_status or "closed"
+
+
+def listed_status(status: SessionStatus | None, sid: str, attached: frozenset[str] | None) -> ListedStatus | None:
+    """Return the status of a session in lists: an open one without a connection is ``detached``.
+
+    Args:
+        status: Status that the journal has; None for a session that is not known.
+        sid: The session.
+        attached: Ids of all sessions that have a connection; None where nobody knows, and open ones stay ``open``.
+    """
+    return "detached" if status == "open" and attached is not None and sid not in attached else status
 
 
 class HeldEpisode(Struct, frozen=True):
@@ -460,6 +473,7 @@ class Reads(ABC):
         wanted: EpisodeFilter = EVERY,
         order: EpisodeOrder = NEWEST,
         principal: str | None,
+        attached: frozenset[str] | None = None,
     ) -> tuple[list[EpisodeStats], ListPlace | None]:
         """Return episodes in an order, and the place of the last one if others follow, else None.
 
@@ -469,24 +483,33 @@ class Reads(ABC):
             wanted: What the episodes have to be.
             order: What they are sorted by.
             principal: Only of this owner; None means those made with auth off, and `ALL_OWNERS` all.
+            attached: Ids of the sessions that have a connection; see `listed_status`.
         """
 
     @abstractmethod
-    def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
+    def aggregates(
+        self,
+        *,
+        bucket_s: int,
+        wanted: EpisodeFilter = EVERY,
+        principal: str | None,
+        attached: frozenset[str] | None = None,
+    ) -> EpisodeAggregates:
         """Return what episodes add up to, by the time of their creation.
 
         Args:
             bucket_s: Length of a bucket, seconds.
             wanted: What the episodes have to be.
             principal: Owner of the episodes; None means those made with auth off, and `ALL_OWNERS` all.
+            attached: Ids of the sessions that have a connection; see `listed_status`.
 
         Raises:
             errata_protocol.errors.InvalidRequest: There are too many buckets or counts.
         """
 
     @abstractmethod
-    def episode_stats(self, eid: str) -> EpisodeStats | None:
-        """Return an episode of any owner with what its deliveries add up to, or None."""
+    def episode_stats(self, eid: str, attached: frozenset[str] | None = None) -> EpisodeStats | None:
+        """Return an episode of any owner with what its deliveries add up to, or None; ``attached`` as in `episodes`."""
 
     @abstractmethod
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:

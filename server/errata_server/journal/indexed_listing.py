@@ -24,7 +24,7 @@ from errata_protocol.episode_lists import (
 from errata_protocol.replay import EpisodeAggregates, EpisodeBucket
 
 from . import columns
-from .base import ALL_OWNERS, EpisodeRow, EpisodeStats, SessionStatus, is_owned
+from .base import ALL_OWNERS, EpisodeRow, EpisodeStats, ListedStatus, SessionStatus, is_owned, listed_status
 from .live import Episode, Live
 
 Rows = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
@@ -71,11 +71,18 @@ class IndexedListing:
         self._rows = rows
 
     def page(
-        self, *, limit: int, after: ListPlace | None, wanted: EpisodeFilter, order: EpisodeOrder, principal: str | None
+        self,
+        *,
+        limit: int,
+        after: ListPlace | None,
+        wanted: EpisodeFilter,
+        order: EpisodeOrder,
+        principal: str | None,
+        attached: frozenset[str] | None,
     ) -> tuple[list[EpisodeStats], ListPlace | None]:
         """Return a page; see `errata_server.journal.base.Reads.episodes`."""
         # What waits first: what leaves for the index meanwhile is then found twice, not missed.
-        waiting = _Waiting(self._live)
+        waiting = _Waiting(self._live, attached)
         query = _Query(wanted, principal, waiting)
         if after is not None:
             order_by = "<" if order.descending else ">"
@@ -91,9 +98,11 @@ class IndexedListing:
                 found[one.eid] = one
         return order.page(found.values(), limit)
 
-    def aggregates(self, bucket_s: int, wanted: EpisodeFilter, principal: str | None) -> EpisodeAggregates:
+    def aggregates(
+        self, bucket_s: int, wanted: EpisodeFilter, principal: str | None, attached: frozenset[str] | None
+    ) -> EpisodeAggregates:
         """Return sums; see `errata_server.journal.base.Reads.aggregates`."""
-        waiting = _Waiting(self._live)
+        waiting = _Waiting(self._live, attached)
         found = (one for one in self._in_memory(waiting) if is_owned(one.row.principal, principal))
         newer = aggregated((one for one in found if wanted.matches(one)), bucket_s)
         query = _Query(wanted, principal, waiting)
@@ -120,7 +129,7 @@ class IndexedListing:
         statuses = self._statuses(waiting)
         for n, row in waiting.new.items():
             if row.eid not in waiting.deleted:
-                yield waiting.totals[n].stats(row, statuses.get(row.sid))
+                yield waiting.totals[n].stats(row, waiting.listed(statuses.get(row.sid), row.sid))
         if older := [n for n in waiting.totals if n not in waiting.new]:
             among = "e.n IN (SELECT value FROM json_each(?))"
             sql = f"SELECT json_group_array({_STATS}) FROM episodes e {_JOINED} WHERE {among}"
@@ -145,6 +154,10 @@ class IndexedListing:
 class _Waiting:
     """What waits for the index, as it is when this is made.
 
+    Args:
+        live: What is not in the index yet.
+        attached: Ids of the sessions that have a connection; see `errata_server.journal.base.listed_status`.
+
     Attributes:
         deleted: Numbers of the episodes that the index still has, by eid.
         new: Episodes that the index need not have, by number.
@@ -152,7 +165,8 @@ class _Waiting:
         statuses: Statuses that sessions have since the index was written, by sid.
     """
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Live, attached: frozenset[str] | None) -> None:
+        self.attached = attached
         self.new: dict[int, EpisodeRow] = {}
         self.totals: dict[int, Episode] = {}
         self.statuses: dict[str, SessionStatus] = {}
@@ -165,6 +179,10 @@ class _Waiting:
                 changed = ((sid, change.status) for sid, change in batch.changes.items())
                 self.statuses.update((sid, status) for sid, status in changed if status is not None)
 
+    def listed(self, status: SessionStatus | None, sid: str) -> ListedStatus | None:
+        """Return the status that lists show of a session."""
+        return listed_status(status, sid, self.attached)
+
     def made(self, columns_of: list[Any]) -> EpisodeStats:
         """Return the episode of a row `_STATS` of the index, with what is newer in memory."""
         n, deliveries, reward, done, kinds, keys, task, last, status, *row = columns_of
@@ -172,7 +190,7 @@ class _Waiting:
             if name in _NUMBERS:
                 row[at] = float(row[at])
         found = columns.episode(row)
-        status = self.statuses.get(found.sid, status)
+        status = self.listed(self.statuses.get(found.sid, status), found.sid)
         if (totals := self.totals.get(n)) is not None:
             return totals.stats(found, status)
         return EpisodeStats(
@@ -230,10 +248,19 @@ class _Query:
         self._wheres.append(clause)
         self.values += values
 
-    def _add_status(self, status: SessionStatus, waiting: _Waiting) -> None:
-        of = _STATUSES if status == "closed" else (status,)
+    def _add_status(self, status: ListedStatus, waiting: _Waiting) -> None:
+        if status == "detached" and waiting.attached is None:
+            self.add("FALSE")  # nobody knows, and all open ones are listed as such
+            return
+        of: tuple[str, ...] = _STATUSES if status == "closed" else ("open",) if status == "detached" else (status,)
         changed = list(waiting.statuses)
         now = [sid for sid, newer in waiting.statuses.items() if newer in of]
+        if status in ("open", "detached") and waiting.attached is not None:
+            self.add(
+                f"e.session {'NOT ' * (status == 'detached')}IN ("
+                "SELECT n FROM sessions WHERE sid IN (SELECT value FROM json_each(?)))",
+                json.dumps(list(waiting.attached)),
+            )
         self.add(
             f"NOT t.done AND e.session {'NOT ' * (status == 'closed')}IN ("
             "SELECT n FROM sessions WHERE status IN (SELECT value FROM json_each(?)) "

@@ -22,6 +22,7 @@ from .base import (
     RewardRow,
     SessionRow,
     TurnRow,
+    listed_status,
 )
 from .index import EPISODE, MAX_INTEGER, REWARD, SESSION, decode_replies, decode_turns, entries_of
 from .indexed_listing import IndexedListing
@@ -234,18 +235,29 @@ class IndexedReads(Reads):
         wanted: EpisodeFilter = EVERY,
         order: EpisodeOrder = NEWEST,
         principal: str | None,
+        attached: frozenset[str] | None = None,
     ) -> tuple[list[EpisodeStats], ListPlace | None]:
-        return self._listing.page(limit=limit, after=after, wanted=wanted, order=order, principal=principal)
+        return self._listing.page(
+            limit=limit, after=after, wanted=wanted, order=order, principal=principal, attached=attached
+        )
 
-    def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
-        return self._listing.aggregates(bucket_s, wanted, principal)
+    def aggregates(
+        self,
+        *,
+        bucket_s: int,
+        wanted: EpisodeFilter = EVERY,
+        principal: str | None,
+        attached: frozenset[str] | None = None,
+    ) -> EpisodeAggregates:
+        return self._listing.aggregates(bucket_s, wanted, principal, attached)
 
-    def episode_stats(self, eid: str) -> EpisodeStats | None:
+    def episode_stats(self, eid: str, attached: frozenset[str] | None = None) -> EpisodeStats | None:
         row, totals = self.episode(eid), self._standing.episode(eid)
         if row is None or totals is None:
             return None
         session = self.session(row.sid)
-        return totals.stats(row, session.status if session is not None else None)
+        status = session.status if session is not None else None
+        return totals.stats(row, listed_status(status, row.sid, attached))
 
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:
         waiting: dict[int, tuple[Any, ...]] = {}

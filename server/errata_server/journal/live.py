@@ -21,11 +21,11 @@ from .base import (
     DeliveryRow,
     EpisodeRow,
     EpisodeStats,
+    ListedStatus,
     RecordKind,
     RewardRow,
     SessionChange,
     SessionRow,
-    SessionStatus,
 )
 from .codec import Deletion, LogRecord
 from .segments import Place, Position
@@ -113,7 +113,7 @@ class Episode:
     hint_keys: dict[str, int] | None = None
     task: str | None = None
 
-    def stats(self, row: EpisodeRow, session_status: SessionStatus | None) -> EpisodeStats:
+    def stats(self, row: EpisodeRow, session_status: ListedStatus | None) -> EpisodeStats:
         """Return what lists say of the episode, whose row is ``row``."""
         kinds, keys = (dict(sorted(counts.items())) if counts else {} for counts in (self.error_kinds, self.hint_keys))
         return EpisodeStats(

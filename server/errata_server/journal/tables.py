@@ -28,6 +28,7 @@ from .base import (
     SessionStatus,
     TurnRow,
     is_owned,
+    listed_status,
 )
 from .codec import Deletion
 from .live import Episode as Totals
@@ -268,28 +269,36 @@ class Tables(Journal):
         wanted: EpisodeFilter = EVERY,
         order: EpisodeOrder = NEWEST,
         principal: str | None,
+        attached: frozenset[str] | None = None,
     ) -> tuple[list[EpisodeStats], ListPlace | None]:
-        stats = self._all_stats(principal)
+        stats = self._all_stats(principal, attached)
         return order.page((one for one in stats if wanted.matches(one) and order.is_after(one, after)), limit)
 
-    def aggregates(self, *, bucket_s: int, wanted: EpisodeFilter = EVERY, principal: str | None) -> EpisodeAggregates:
-        return aggregated((one for one in self._all_stats(principal) if wanted.matches(one)), bucket_s)
+    def aggregates(
+        self,
+        *,
+        bucket_s: int,
+        wanted: EpisodeFilter = EVERY,
+        principal: str | None,
+        attached: frozenset[str] | None = None,
+    ) -> EpisodeAggregates:
+        return aggregated((one for one in self._all_stats(principal, attached) if wanted.matches(one)), bucket_s)
 
     @_locked
-    def episode_stats(self, eid: str) -> EpisodeStats | None:
+    def episode_stats(self, eid: str, attached: frozenset[str] | None = None) -> EpisodeStats | None:
         if eid not in self._episodes:
             return None
         row = self._episodes[eid][1]
-        return self._totals[eid].stats(row, _status(self._sessions.get(row.sid)))
+        return self._totals[eid].stats(row, listed_status(_status(self._sessions.get(row.sid)), row.sid, attached))
 
-    def _all_stats(self, principal: str | None) -> Iterator[EpisodeStats]:
+    def _all_stats(self, principal: str | None, attached: frozenset[str] | None = None) -> Iterator[EpisodeStats]:
         """Yield the episodes of an owner. Commits go on meanwhile; what is read is copied first."""
         with self._lock:
             rows, sessions = list(self._episodes.values()), self._sessions.copy()
             totals = self._totals.copy()
         for _, row in rows:
             if is_owned(row.principal, principal) and (of := totals.get(row.eid)) is not None:  # not deleted meanwhile
-                yield of.stats(row, _status(sessions.get(row.sid)))
+                yield of.stats(row, listed_status(_status(sessions.get(row.sid)), row.sid, attached))
 
     @_locked
     def held(self, *, after: int, limit: int) -> list[HeldEpisode]:

@@ -203,6 +203,14 @@ class Changes:
                     change.status = record.status
             self._wake()
 
+    def attached(self, sid: str, attached: bool) -> None:
+        """Note that an open session has a connection again, or has none any more."""
+        with self._lock:
+            if self.active:
+                change = self._touched(_of_session(sid), None, sid, _SESSION)
+                change.status = "open" if attached else "detached"
+                self._wake()
+
     def deleted(self, row: EpisodeRow) -> None:
         """Note that an episode was deleted."""
         with self._lock:

@@ -22,6 +22,7 @@ from ..journal import registry as journal_registry
 from ..sandbox import registry as sandbox_registry
 from ..sandbox.base import Backend, CollectReport
 from ..settings import Settings
+from .attached import Attached
 from .capacity import PrincipalQuotas
 from .changes import Changes
 from .data_lock import lock, resolved
@@ -67,6 +68,7 @@ class Runtime:
 
     Attributes:
         store: Access to the journal.
+        attached: The sessions that have a connection now.
         rewards: Late rewards.
         live_sessions: The sessions of all environments.
         specs: What the environments that are served publish, by name; one that publishes nothing is not there.
@@ -112,6 +114,7 @@ class Runtime:
             wait_s=settings.journal_wait_s,
             changes=Changes(self.ids.seed),
         )
+        self.attached = Attached(self.store.changes)
         self.rewards = Rewards(self.store, self.clock, self.metrics)
         self.live_sessions = LiveSessions(self.store)
         self.specs: dict[str, EnvironmentSpec] = {}

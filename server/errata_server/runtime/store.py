@@ -299,8 +299,16 @@ class Store:
         """
         return self._read(find_delivery, self.journal, eid, t, principal)
 
-    def owned_turns(self, eid: str, principal: str | None) -> Awaitable[tuple[EpisodeStats, list[TurnRow]]]:
+    def owned_turns(
+        self, eid: str, principal: str | None, attached: Callable[[], frozenset[str] | None] = lambda: None
+    ) -> Awaitable[tuple[EpisodeStats, list[TurnRow]]]:
         """Return an episode of ``principal`` as lists show it, and its deliveries: semantic digests, no payloads.
+
+        Args:
+            eid: Episode.
+            principal: Owner of the episode.
+            attached: Returns the ids of the sessions that have a connection, on any thread; see
+                `errata_server.journal.base.listed_status`.
 
         Raises:
             UnknownEpisode: See `owned_episode`.
@@ -308,7 +316,7 @@ class Store:
 
         def find() -> tuple[EpisodeStats, list[TurnRow]]:
             find_episode(self.journal, eid, principal)
-            stats, turns = self.journal.episode_stats(eid), self.journal.turns(eid, semantic=True)
+            stats, turns = self.journal.episode_stats(eid, attached()), self.journal.turns(eid, semantic=True)
             if stats is None:  # deleted since
                 raise UnknownEpisode(eid)
             return stats, turns

@@ -86,6 +86,7 @@ class Lifetime:
         session.attached = socket
         session.was_attached = True
         session.detached_at = None
+        self._runtime.attached.add(session.sid, tell=session.eid is not None)
         self._table.detached.pop(session.sid, None)
 
     async def detach(self, session: Session, socket: object) -> None:
@@ -93,7 +94,9 @@ class Lifetime:
         if session.attached is not socket:
             return
         session.attached = None
-        if session.closing or not session.resumable:
+        ends = session.closing or not session.resumable
+        self._runtime.attached.discard(session.sid, tell=session.eid is not None and not (ends or session.closed))
+        if ends:
             # Must complete even if the socket's task is cancelled.
             await asyncio.shield(self._tasks.start(self.close(session)))
             return

@@ -106,6 +106,7 @@ class Sessions:
             runtime, self._instances, execution, environment, agent_text_version, self._ensure_capacity
         )
         self._opening = Opening(runtime, environment, self._instances, self.table, self.lifetime, self.tasks, retention)
+        runtime.attached.known = True
         runtime.metrics.watch(environment, lambda: self.capacity.used, self.lifetime.detached)
 
     @property

@@ -596,7 +596,8 @@ class _Job:
         demand(result, f"{self._instance.instance_id}: dividing {path}")
         with target.open("wb") as file:
             for piece in result.stdout.split():
-                file.write(await sandbox.read_file(f"{_OUT}/{piece}", max_bytes=_PIECE))
+                content = await sandbox.read_file(f"{_OUT}/{piece}", max_bytes=_PIECE)
+                await asyncio.to_thread(file.write, content)  # takes the processor for longer than a loop may wait
         await self._step(sandbox, f"rm {_OUT}/piece-*", "clearing")
         return target
 

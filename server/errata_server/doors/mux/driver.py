@@ -22,6 +22,7 @@ from errata_protocol.mux import (
     ServerConfig,
     ServerConnection,
     ServerProtocol,
+    ServerSession,
     Stored,
 )
 from errata_protocol.mux.records import EndReason
@@ -65,6 +66,7 @@ class ProtocolDriver:
 
     Args:
         config: Configuration of the state machine.
+        attached: See `ServerProtocol`.
 
     Attributes:
         protocol: The state machine, for calls that return no effects.
@@ -74,8 +76,8 @@ class ProtocolDriver:
 
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self, config: ServerConfig) -> None:
-        self.protocol = ServerProtocol(config)
+    def __init__(self, config: ServerConfig, attached: Callable[[ServerSession], None]) -> None:
+        self.protocol = ServerProtocol(config, attached)
         self._handlers: Mapping[type, Callable[[Any], None]] = {}
         self.has_loop = False
         self._tasks: set[asyncio.Task[None]] = set()

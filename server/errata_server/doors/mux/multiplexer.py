@@ -25,8 +25,10 @@ from errata_protocol.mux import (
     RunRequest,
     ServerConfig,
     ServerConnection,
+    ServerSession,
     Write,
 )
+from errata_protocol.mux.state import State
 
 from ...episodes.episodes import Episodes
 from ...ids import MULTIPLEXED
@@ -36,7 +38,7 @@ from ...sessions.sessions import Sessions
 from ..asgi_extensions import set_message_bounds
 from ..mcp import McpDoor
 from .detached import DetachedSessions
-from .driver import ProtocolDriver, SocketHandle, wire_sid
+from .driver import ProtocolDriver, SocketHandle, journal_sid, wire_sid
 from .lifetime import SessionLifetime
 from .lookup import SessionLookup
 from .reads import ReadRunner
@@ -77,7 +79,8 @@ class Multiplexer:
     ) -> None:
         runtime = sessions.runtime
         self._settings, self._quotas = runtime.settings, runtime.quotas
-        self.driver = driver = ProtocolDriver(config)
+        self._with_socket = runtime.attached
+        self.driver = driver = ProtocolDriver(config, self._attached)
         self.connections: set[ServerConnection] = set()
         self._lifetime = lifetime = SessionLifetime(driver, sessions, detached)
         self._lookup = lookup = SessionLookup(driver, sessions, lifetime)
@@ -132,6 +135,11 @@ class Multiplexer:
         for machine in left:
             self._requests.left(machine, socket.reader)
             self._lifetime.detach(machine)
+
+    def _attached(self, machine: ServerSession) -> None:
+        tell = machine.eid is not None and machine.state in (State.ATTACHED, State.DETACHED)
+        change = self._with_socket.discard if machine.connection is None else self._with_socket.add
+        change(journal_sid(machine.sid), tell=tell)
 
     def _write(self, effect: Write) -> None:
         handle: SocketHandle = effect.connection.handle  # type: ignore[assignment]  # given to `connect`

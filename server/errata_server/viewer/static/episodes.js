@@ -9,7 +9,7 @@ import { Sums } from "./sums.js";
 import { duration, number } from "./text.js";
 
 const FILTERS = ["text", "environment", "task", "status", "error_kind", "reward_min", "reward_max"];
-const STATUSES = ["open", "done", "closed", "lost", "expired"];
+const STATUSES = ["open", "detached", "done", "closed", "lost", "expired"];
 /** Columns, and what the server sorts them by. */
 const COLUMNS = [["episode", ""], ["task", ""], ["turns", "deliveries"], ["reward", "reward"], ["status", ""], ["errors", ""], ["began", "created"], ["active", "last"]];
 
