@@ -168,7 +168,12 @@ class Page:
             responseHeaders=[{"name": name, "value": value} for name, value in headers.items()],
             body=base64.b64encode(body).decode(),
         )
-        task = asyncio.create_task(sent)
+
+        async def answer() -> None:
+            with suppress(AssertionError):  # the page has given the request up meanwhile
+                await sent
+
+        task = asyncio.create_task(answer())
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 

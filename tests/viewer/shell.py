@@ -23,7 +23,11 @@ HOSTILE = {
 }
 """Outputs by the command that prints them."""
 
-COLOURS = "\x1b[1;31mred\x1b[0m plain \x1b[38;5;208morange\x1b[39m \x1b[48;2;1;2;3mdeep\x1b[0m end"
+COLOURS = (
+    "\x1b[1;31mred\x1b[0m plain \x1b[38;5;208morange\x1b[39m \x1b[48;2;1;2;3mdeep\x1b[0m end "
+    "\x1b[38;2;9;9;9m\x1b[48;2;9;9;9mhidden\x1b[0m \x1b[31;41msame\x1b[0m \x1b[38;2;179;38;30;41mclose\x1b[0m "
+    "\x1b[7;31mturned\x1b[0m \x1b[2;32mdim\x1b[0m \x1b[2mgrey\x1b[0m"
+)
 LINES = "\n".join(f"line {number} {'x' * 100}" for number in range(50_000))
 LONG = "y" * 3_000_000
 
@@ -39,6 +43,7 @@ class Printed(ErrorMarkers, Observation):
 
     output: str = ""
     nested: Any = None
+    value: Any = None
 
 
 class ShellEnvironment(Environment[Shell, Printed, State]):
@@ -85,3 +90,34 @@ class ShellEnvironment(Environment[Shell, Printed, State]):
 
     def restore(self, snapshot: Snapshot) -> None:
         self._steps = json.loads(snapshot.state)
+
+
+class Echo(Action):
+    """Echo ``command`` wherever an environment has a text to say, as ``mode`` says."""
+
+    command: str = ""
+    mode: str = ""
+
+
+class HostileEnvironment(Environment[Echo, Printed, State]):
+    """Repeats what the agent sends in every field that a viewer shows: observation, marker, file, test and message."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **more: Any) -> Printed:
+        return Printed(output=json.dumps(more, ensure_ascii=False))
+
+    def step(self, action: Echo, timeout_s: float | None = None, **_: Any) -> Printed:
+        text = action.command
+        if action.mode == "deep":
+            return Printed(output="", nested=None, value=json.loads("[" * 200 + "]" * 200), reward=0.0)
+        if action.mode == "long":
+            return Printed(output=text, reward=0.0)
+        site = ErrorSite(file=text, line=3, test_id=text, message=text, action_field="command", action_span=(0, 2))
+        return Printed(output=text, nested={text: text}, reward=-1.0).with_detection(
+            Detection.of(ErrorKind.COMMAND_NOT_FOUND, site)
+        )
+
+    @property
+    def state(self) -> State:
+        return State(episode_id=None, step_count=0)

@@ -34,12 +34,12 @@ export function Action({ action, site }) {
 /** @param {{name: string, value: any, of: any, marked: ReturnType<typeof held>}} properties */
 function Field({ name, value, of, marked }) {
   if (value !== null && typeof value === "object" && !Array.isArray(value) && marked !== null && marked.object !== of) {
-    return html`<dt>${name}</dt><dd><dl class="fields">${Object.entries(value).map(([inner, held]) => html`<${Field} name=${inner} value=${held} of=${value} marked=${marked} />`)}</dl></dd>`;
+    return html`<dt><${Plain} text=${name} /></dt><dd><dl class="fields">${Object.entries(value).map(([inner, held]) => html`<${Field} name=${inner} value=${held} of=${value} marked=${marked} />`)}</dl></dd>`;
   }
   const text = typeof value === "string" ? value : JSON.stringify(value, null, 1);
   if (marked !== null && marked.object === of && marked.field === name) {
     const [before, wrong, after] = cutAt(text, marked.span);
-    return html`<dt>${name}</dt><dd><pre class="action"><${Plain} text=${before} /><mark><${Plain} text=${wrong} /></mark><${Plain} text=${after} /></pre></dd>`;
+    return html`<dt><${Plain} text=${name} /></dt><dd><pre class="action"><${Plain} text=${before} /><mark><${Plain} text=${wrong} /></mark><${Plain} text=${after} /></pre></dd>`;
   }
-  return html`<dt>${name}</dt><dd><${Output} text=${text} label=${name} /></dd>`;
+  return html`<dt><${Plain} text=${name} /></dt><dd><${Output} text=${text} label=${name} /></dd>`;
 }

@@ -91,8 +91,10 @@ class Look {
     const classes = [...this.names];
     /** @type {Run} */
     const run = { text, classes: "" };
-    if (this.front !== null) this.front.startsWith("rgb") ? (run.color = this.front) : classes.push(this.front);
-    if (this.back !== null) this.back.startsWith("rgb") ? (run.background = this.back) : classes.push(this.back);
+    if (this.back !== null && !this.back.startsWith("rgb")) classes.push(this.back); // whose class has a text colour, too
+    else if (this.back !== null) [run.color, run.background] = [against(this.back), this.back];
+    else if (this.front !== null && !this.front.startsWith("rgb")) classes.push(this.front);
+    else if (this.front !== null) [run.color, run.background] = [this.front, against(this.front)];
     run.classes = classes.join(" ");
     return run;
   }
@@ -123,6 +125,19 @@ class Look {
     }
     return new Look(names, front, back);
   }
+}
+
+/**
+ * Return black or white, whichever is legible beside a colour: output may neither hide text nor be hard to read.
+ * @param {string} color "rgb(R G B)".
+ */
+function against(color) {
+  const [red, green, blue] = (color.match(/\d+/g) ?? []).map((part) => {
+    const level = Number(part) / 255;
+    return level <= 0.04045 ? level / 12.92 : ((level + 0.055) / 1.055) ** 2.4;
+  });
+  // Relative luminance of WCAG 2; at 0.179 both have the same contrast, 4.6.
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "rgb(0 0 0)" : "rgb(255 255 255)";
 }
 
 /**

@@ -10,8 +10,9 @@ import { GroupScreen } from "./group.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { LiveScreen } from "./live.js";
 import { LoginScreen } from "./login.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
 import { PairScreen } from "./pair.js";
+import { named } from "./text.js";
 
 function App() {
   const [{ place, search }, setPlace] = useState(placeNow());
@@ -23,8 +24,8 @@ function App() {
     };
   }, []);
   const { entry, failure, look } = useEntry();
-  document.title = titleOf(place);
-  if (failure) return html`<main><p class="trouble" role="alert">${failure}</p></main>`;
+  document.title = named(titleOf(place));
+  if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
   if (entry === null) return null;
   if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
   const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {string} */ name) =>

@@ -5,7 +5,7 @@ import { ForkHere } from "./fork_here.js";
 import { GroupLink } from "./group.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
 import { NewTurns, useEnd, useEpisode } from "./live_episode.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
 import { Stream } from "./stream.js";
 import { Strip } from "./strip.js";
 import { duration, number } from "./text.js";
@@ -36,8 +36,8 @@ export function EpisodeScreen({ eid, t }) {
   }, [eid, turns]);
   const news = useEnd(turns, chosen, complete, choose);
   useKeys(turns, chosen, choose, () => setView(VIEWS[(VIEWS.indexOf(view) + 1) % VIEWS.length]));
-  if (failure) return html`<main><p class="trouble" role="alert">${failure}</p></main>`;
-  if (summary === null) return html`<main><p class="none">loading ${eid}</p></main>`;
+  if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
+  if (summary === null) return html`<main><p class="none">loading <${Plain} text=${eid} /></p></main>`;
   return html`
     <main class="episode">
       <${Heading} episode=${summary} />

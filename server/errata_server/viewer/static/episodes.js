@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { GroupLink } from "./group.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
 import { News, useLiveList } from "./live_list.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
 import { Sums } from "./sums.js";
 import { duration, number } from "./text.js";
 
@@ -43,7 +43,7 @@ export function EpisodesScreen({ search }) {
       ${filters}
       <${Sums} query=${query} search=${search} version=${version} />
       <${News} live=${loading ? { ...live, count: 0 } : live} show=${() => setVersion(version + 1)} />
-      ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
+      ${failure && html`<${Trouble} text=${failure} />`}
       <div class="scrolls" tabindex="0" role="region" aria-label="Episodes">
         <table>
           <thead><tr>${COLUMNS.map(([name, sort]) => html`<${Head} name=${name} sort=${sort} search=${search} />`)}</tr></thead>

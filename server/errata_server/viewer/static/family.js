@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Kinds } from "./kinds.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
 import { number } from "./text.js";
 
 /** Most ancestors that are read at a time. */
@@ -28,7 +28,7 @@ export function FamilyScreen({ eid }) {
   return html`
     <main class="family">
       <h1>Forks <small>the family of <${Plain} text=${eid} /></small></h1>
-      ${failure && html`<p class="trouble" role="alert"><${Plain} text=${failure} /></p>`}
+      ${failure && html`<${Trouble} text=${failure} />`}
       ${above === "more" && html`<button onClick=${up}>more ancestors</button>`}
       ${above === "gone" && html`<p class="none">the episode that ${root} was forked from is not here</p>`}
       ${top && html`<ul class="tree" aria-label="Family"><${Branch} member=${top} members=${members} chosen=${eid} more=${more} /></ul>`}

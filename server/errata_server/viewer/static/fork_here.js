@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { Copy, quoted } from "./copies.js";
 import { html, useEffect, useState } from "./html.js";
 import { forksAt } from "./offers.js";
-import { Plain } from "./output.js";
+import { Trouble } from "./output.js";
 
 /** Longest action that stands in a command, bytes of its request. */
 const LONGEST = 2000;
@@ -39,7 +39,7 @@ export function ForkHere({ eid, environment, turn, next }) {
   return html`
     <div class="fork">
       <button disabled=${asking} onClick=${fork}>fork here</button>
-      ${failure && html`<p class="trouble" role="alert"><${Plain} text=${failure} /></p>`}
+      ${failure && html`<${Trouble} text=${failure} />`}
       ${child && html`<${Commands} child=${child} server=${server} close=${() => setChild(null)} />`}
     </div>
   `;

@@ -5,7 +5,7 @@ import { groupHash } from "./address.js";
 import { sameAction } from "./differences.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { Kinds } from "./kinds.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
 import { number, oneLine } from "./text.js";
 
 /** Rollouts that are added at a time. */
@@ -32,7 +32,7 @@ export function GroupScreen({ labels }) {
   return html`
     <main class="group">
       <h1>Group <small>${said.map(([name, value]) => html`${name} <b><${Plain} text=${value} /></b> `)}</small></h1>
-      ${failure && html`<p class="trouble" role="alert"><${Plain} text=${failure} /></p>`}
+      ${failure && html`<${Trouble} text=${failure} />`}
       <p role="status" class="none">${loading ? "loading " : ""}${said.length === 0 ? "the address names no label" : `${rollouts.length}${total} rollouts${rollouts.length > 0 ? `, mean reward ${number(mean)}, most ${number(rollouts[0].episode.reward)}, least ${number(rollouts[rollouts.length - 1].episode.reward)}` : ""}`}</p>
       ${rollouts.length > 0 && html`
         <div class="scrolls" tabindex="0" role="region" aria-label="Rollouts">

@@ -2,6 +2,7 @@
 
 import { login } from "./api.js";
 import { html, useState } from "./html.js";
+import { Trouble } from "./output.js";
 
 /** @param {{done: () => void}} properties */
 export function LoginScreen({ done }) {
@@ -24,7 +25,7 @@ export function LoginScreen({ done }) {
       <form onSubmit=${send}>
         <label>token <input name="token" type="password" autocomplete="current-password" required autofocus /></label> <button>log in</button>
       </form>
-      ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
+      ${failure && html`<${Trouble} text=${failure} />`}
     </main>
   `;
 }

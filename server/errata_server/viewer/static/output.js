@@ -2,7 +2,7 @@
 
 import { runs } from "./ansi.js";
 import { html, useMemo, useState } from "./html.js";
-import { visible } from "./text.js";
+import { named, visible } from "./text.js";
 
 const FIRST_LINES = 200;
 const FIRST_COLUMNS = 2000;
@@ -19,7 +19,7 @@ export function Output({ text, label }) {
   const left = all.length - lines;
   return html`
     <div class="output">
-      <pre tabindex="0" role="region" aria-label=${label}>${all.slice(0, lines).map((line) => html`<${Line} line=${line} />`)}</pre>
+      <pre tabindex="0" role="region" aria-label=${named(label)}>${all.slice(0, lines).map((line) => html`<${Line} line=${line} />`)}</pre>
       ${left > 0 && html`<button onClick=${() => setLines(lines + MORE_LINES)}>${Math.min(left, MORE_LINES)} more of ${left} lines</button>`}
     </div>
   `;
@@ -45,4 +45,12 @@ function Shown({ text, classes, color, background }) {
  */
 export function Plain({ text }) {
   return visible(text).map((part) => (part.name === undefined ? part.text : html`<span class="named">${part.name}</span>`));
+}
+
+/**
+ * What went wrong, in words of the server, which may repeat those of an agent.
+ * @param {{text: string}} properties
+ */
+export function Trouble({ text }) {
+  return html`<p class="trouble" role="alert"><${Plain} text=${text} /></p>`;
 }

@@ -4,7 +4,7 @@ import { difference } from "./differences.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Kinds } from "./kinds.js";
 import { history, lineage, parting } from "./lineage.js";
-import { Plain } from "./output.js";
+import { Plain, Trouble } from "./output.js";
 import { number, oneLine } from "./text.js";
 
 /** Rows that are added at a time. */
@@ -32,7 +32,7 @@ export function PairScreen({ eids }) {
   return html`
     <main class="pair">
       <h1>Side by side</h1>
-      ${failure && html`<p class="trouble" role="alert"><${Plain} text=${failure} /></p>`}
+      ${failure && html`<${Trouble} text=${failure} />`}
       ${found && html`<p>${found.shared >= 0
         ? html`the same until t=${found.shared}${found.common && html` of <a class="eid" href=${`#${found.common.eid}/${found.shared - found.base}`}>${found.common.eid}</a>`}`
         : "not forked from one another: aligned by t"}. <${Verdict} rows=${rows} first=${first} outcome=${outcome} ended=${ended} /></p>`}

@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { html, useEffect, useState } from "./html.js";
+import { Plain, Trouble } from "./output.js";
 import { number } from "./text.js";
 
 const [WIDTH, HEIGHT] = [360, 48];
@@ -22,7 +23,7 @@ export function Sums({ query, search, version }) {
     })().catch((error) => leaving.signal.aborted || setFailure(error.message));
     return () => leaving.abort();
   }, [search, version]);
-  if (failure) return html`<p class="trouble" role="alert">no sums: ${failure}</p>`;
+  if (failure) return html`<${Trouble} text=${`no sums: ${failure}`} />`;
   if (buckets.length === 0) return null;
   const total = (/** @type {string} */ name) => buckets.reduce((sum, bucket) => sum + bucket[name], 0);
   const kinds = new Map();
@@ -32,7 +33,7 @@ export function Sums({ query, search, version }) {
     <section class="sums" aria-label="Sums">
       <figure><figcaption>${total("episodes")} episodes, ${total("done")} done</figcaption><${Bars} values=${buckets.map((bucket) => bucket.episodes)} label="Episodes over time" /></figure>
       <figure><figcaption>mean reward ${number(total("reward") / total("episodes"))}</figcaption><${Bars} values=${buckets.map((bucket) => bucket.reward / bucket.episodes)} label="Mean reward over time" /></figure>
-      <ul>${most.map(([kind, count]) => html`<li><a href=${`?error_kind=${encodeURIComponent(kind)}`}>${kind}</a> ${count}</li>`)}</ul>
+      <ul>${most.map(([kind, count]) => html`<li><a href=${`?error_kind=${encodeURIComponent(kind)}`}><${Plain} text=${kind} /></a> ${count}</li>`)}</ul>
     </section>
   `;
 }

@@ -44,6 +44,14 @@ export function visible(text) {
   return parts;
 }
 
+/**
+ * Return a text with its hidden characters by name, for a title or a label.
+ * @param {string} text
+ */
+export function named(text) {
+  return visible(text).map((part) => part.name ?? part.text).join("");
+}
+
 /** @param {string} character */
 function nameOf(character) {
   const code = /** @type {number} */ (character.codePointAt(0));

@@ -48,7 +48,7 @@ function Row({ turn, index, of, chosen, choose }) {
     <div id=${`turn-${index}`} class=${names} style=${{ top: `${index * ROW}px` }} role="option" aria-selected=${chosen} aria-setsize=${of} aria-posinset=${index + 1} onClick=${() => choose(index)}>
       <span class="t">${turn.t}</span>
       <span class="what">${turn.kind === "step" ? "" : html`<b>${turn.kind} </b>`}<${Plain} text=${oneLine(turn.action)} /></span>
-      <span class="kind">${turn.error_kind ?? (turn.done ? "done" : "")}</span>
+      <span class="kind"><${Plain} text=${turn.error_kind ?? (turn.done ? "done" : "")} /></span>
       <span class="reward">${number(turn.reward)}</span>
       <span class="took">${duration(turn.duration_s)}</span>
     </div>

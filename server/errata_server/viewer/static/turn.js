@@ -5,7 +5,7 @@ import { action, agentText, state } from "./api.js";
 import { StateCopies } from "./copies.js";
 import { checked } from "./digest.js";
 import { html, useEffect, useState } from "./html.js";
-import { Output, Plain } from "./output.js";
+import { Output, Plain, Trouble } from "./output.js";
 import { duration, number } from "./text.js";
 
 /** Ways to look at a state. */
@@ -52,7 +52,7 @@ function Sent({ eid, turn }) {
   }, [eid, turn.t, wanted]);
   const shown = whole === undefined ? turn.action : whole;
   return html`<${Action} action=${shown} site=${turn.action_cut && whole === undefined ? null : turn.error_site} />
-    ${failure && html`<p class="trouble" role="alert">only the beginning of the action: ${failure}</p>`}
+    ${failure && html`<${Trouble} text=${`only the beginning of the action: ${failure}`} />`}
     ${turn.action_cut && whole === undefined && html`<button onClick=${() => setWanted(true)}>all ${turn.action_bytes} bytes</button>`}`;
 }
 
@@ -109,7 +109,7 @@ function State({ eid, turn, view, setView, setUsual }) {
     })().catch((error) => leaving.signal.aborted || setFailure(error.message));
     return () => leaving.abort();
   }, [eid, turn.t]);
-  if (failure) return html`<p class="trouble" role="alert">${failure}</p>`;
+  if (failure) return html`<${Trouble} text=${failure} />`;
   if (found === null || found.t !== turn.t) return html`<p class="none">loading state(${turn.t})</p>`;
   return html`
     <h3>
@@ -149,7 +149,7 @@ function Fields({ text }) {
   if (observation === null || typeof observation !== "object" || Array.isArray(observation)) return html`<${Output} text=${text} label="State" />`;
   const shown = Object.entries(observation).filter(([name, value]) => !MARKERS.has(name) && value !== null && value !== "" && !(name === "metadata" && Object.keys(value).length === 0));
   return html`<dl class="fields">${shown.map(
-    ([name, value]) => html`<dt>${name}</dt><dd><${Output} text=${typeof value === "string" ? value : JSON.stringify(value, null, 1)} label=${name} /></dd>`,
+    ([name, value]) => html`<dt><${Plain} text=${name} /></dt><dd><${Output} text=${typeof value === "string" ? value : JSON.stringify(value, null, 1)} label=${name} /></dd>`,
   )}</dl>`;
 }
 
