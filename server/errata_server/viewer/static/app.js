@@ -33,9 +33,9 @@ function App() {
   return html`
     <nav aria-label="Screens">
       ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Live")}
-      ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${place.eid}`, place.eid)} ${link("forks", `#forks/${place.eid}`, "Forks")}`}
+      ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${encodeURIComponent(place.eid)}`, place.eid)} ${link("forks", `#forks/${encodeURIComponent(place.eid)}`, "Forks")}`}
       ${place.screen === "group" && html`<span aria-current="page">Group</span>`}
-      ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${eid}`}><${Plain} text=${eid} /></a>`)}`}
+      ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${encodeURIComponent(eid)}`}><${Plain} text=${eid} /></a>`)}`}
       ${entry.tokens && html`<button class="logout" onClick=${() => api.logout().then(look, look)}>log out</button>`}
     </nav>
     ${place.screen === "episodes" && html`<${EpisodesScreen} search=${search} />`}
