@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 MEMBERS = "[...document.querySelectorAll('.member')].map((each) => each.querySelector('.eid').innerText)"
-LOADED = "!document.querySelector('main [role=status]').innerText.includes('loading')"
+LOADED = "document.querySelector('main [role=status]')?.innerText.includes('loading') === false"
 PLACES = "[...document.querySelectorAll('.sides tbody th')].map((each) => each.innerText.replace('\\n', ' '))"
 BUTTON = "[...document.querySelectorAll('button')].find((each) => each.innerText.startsWith('%s'))"
 COMMAND = "document.querySelector('.command[aria-label^=\"%s\"]')?.textContent"

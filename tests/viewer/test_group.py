@@ -28,7 +28,7 @@ ROLLOUTS = {
     "worst": ("fail one!", "fail two!"),
 }
 ROWS = "[...document.querySelectorAll('tbody tr')]"
-READ = "document.querySelector('main [role=status]').innerText.startsWith('%d')"
+READ = "document.querySelector('main [role=status]')?.innerText.startsWith('%d')"
 READS = (
     "performance.getEntriesByType('resource').map((each) => each.name).filter((name) => /[/]episodes[?/]/.test(name))"
 )
@@ -128,7 +128,7 @@ async def test_a_deep_link_to_a_group_that_is_not_there_is_empty(group: Group, p
     await page.open(f"{group.url}/viewer/#group?run=none")
     await page.until(f"{READ % 0}")
     await page.evaluate("location.hash = 'group?'")
-    await page.until("document.querySelector('main').innerText.includes('names no label')")
+    await page.until("document.querySelector('main')?.innerText.includes('names no label')")
     await page.evaluate("location.hash = 'group?run=grpo+%3C3%3E'")
     await page.until(f"{ROWS}.length === 6")  # of all steps
 

@@ -24,7 +24,7 @@ function App() {
     };
   }, []);
   const { entry, failure, look } = useEntry();
-  document.title = titleOf(place);
+  document.title = named(titleOf(place));
   if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
   if (entry === null) return null;
   if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
@@ -33,9 +33,9 @@ function App() {
   return html`
     <nav aria-label="Screens">
       ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Live")}
-      ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${place.eid}`, place.eid)} ${link("forks", `#forks/${place.eid}`, "Forks")}`}
+      ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${encodeURIComponent(place.eid)}`, place.eid)} ${link("forks", `#forks/${encodeURIComponent(place.eid)}`, "Forks")}`}
       ${place.screen === "group" && html`<span aria-current="page">Group</span>`}
-      ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${eid}`}><${Plain} text=${eid} /></a>`)}`}
+      ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${encodeURIComponent(eid)}`}><${Plain} text=${eid} /></a>`)}`}
       ${entry.tokens && html`<button class="logout" onClick=${() => api.logout().then(look, look)}>log out</button>`}
     </nav>
     ${place.screen === "episodes" && html`<${EpisodesScreen} search=${search} />`}
@@ -51,10 +51,10 @@ function App() {
 function titleOf(place) {
   if (place.screen === "episodes") return "Episodes";
   if (place.screen === "live") return "Failing now";
-  if (place.screen === "forks") return named(`Forks of ${place.eid}`);
-  if (place.screen === "group") return named(`Group ${place.labels.group}`);
-  if (place.screen === "compare") return named(place.eids.join(" and "));
-  return named(place.t === null ? place.eid : `${place.eid} t=${place.t}`);
+  if (place.screen === "forks") return `Forks of ${place.eid}`;
+  if (place.screen === "group") return `Group ${place.labels.group}`;
+  if (place.screen === "compare") return place.eids.join(" and ");
+  return place.t === null ? place.eid : `${place.eid} t=${place.t}`;
 }
 
 /** Ask whether this browser may read, now and whenever the server says that it may not. */

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { GroupLink } from "./group.js";
-import { html, useEffect, useState } from "./html.js";
+import { html, useEffect, useMemo, useState } from "./html.js";
 import { News, useLiveList } from "./live_list.js";
 import { Plain, Trouble } from "./output.js";
 import { Sums } from "./sums.js";
@@ -36,10 +36,11 @@ export function EpisodesScreen({ search }) {
     load(null, leaving.signal).catch((error) => leaving.signal.aborted || setFailure(error.message));
     return () => leaving.abort();
   }, [search, version]);
+  const filters = useMemo(() => html`<${Filters} query=${query} />`, [search]); // what is being typed stays when rows change
   return html`
     <main class="episodes">
       <h1>Episodes</h1>
-      <${Filters} query=${query} />
+      ${filters}
       <${Sums} query=${query} search=${search} version=${version} />
       <${News} live=${loading ? { ...live, count: 0 } : live} show=${() => setVersion(version + 1)} />
       ${failure && html`<${Trouble} text=${failure} />`}

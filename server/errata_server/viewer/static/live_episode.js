@@ -47,12 +47,19 @@ export function useEpisode(eid) {
       }
       setComplete(true);
     };
-    const again = serial(read, setTrouble, leaving.signal);
+    const deleted = () => {
+      leaving.abort();
+      stop();
+      setFailure("the episode was deleted");
+    };
+    // It may be read before the event of its deletion is there.
+    const reread = () => read().catch((error) => {
+      if (!(error instanceof api.Refused) || error.status !== 404) throw error;
+      deleted();
+    });
+    const again = serial(reread, setTrouble, leaving.signal);
     const take = (/** @type {import("./stream.js").Happened} */ event) => {
-      if (event.eid === eid && event.what.includes("deleted")) {
-        stop();
-        return setFailure("the episode was deleted");
-      }
+      if (event.eid === eid && event.what.includes("deleted")) return deleted();
       if (event.eid === eid && event.late_t !== null) rewarded.add(event.late_t);
       if (found !== null) show({ ...found, done: found.done || (event.eid === eid && event.done === true), status: statusAfter(found, event) });
       again();
