@@ -22,7 +22,7 @@ function App() {
   const { eid, t, search } = place;
   document.title = eid === null ? "Episodes" : named(t === null ? eid : `${eid} t=${t}`);
   if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
-  if (entry === null) return null;
+  if (entry === null) return html`<main><p class="none">loading</p></main>`;
   if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
   return html`
     <nav aria-label="Screens"><a href=${`./${search}#`} aria-current=${eid === null ? "page" : undefined}>Episodes</a>${eid !== null && html` <span aria-current="page"><${Plain} text=${eid} /></span>`}${

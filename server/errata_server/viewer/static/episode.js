@@ -90,10 +90,10 @@ function useEpisode(eid) {
     setSummary(null);
     setTurns([]);
     setFailure("");
-    (async () => {
-      setSummary(await api.episode(eid, leaving.signal));
+    const load = async () => {
       for await (const page of api.turns(eid, null, leaving.signal)) setTurns((before) => [...before, ...page.turns]);
-    })().catch((error) => leaving.signal.aborted || setFailure(error.message));
+    };
+    Promise.all([api.episode(eid, leaving.signal).then(setSummary), load()]).catch((error) => leaving.signal.aborted || setFailure(error.message));
     return () => leaving.abort();
   }, [eid]);
   return { summary, turns, failure };
