@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,12 @@ def test_the_page_is_that_of_the_folder_and_the_folder_without_a_slash_leads_the
     assert client.get("/viewer/").content == (STATIC / "index.html").read_bytes()
     led = client.get("/viewer?text=a%26b", follow_redirects=False)
     assert (led.status_code, led.headers["location"]) == (307, "/viewer/?text=a%26b")
+
+
+def test_the_page_loads_all_modules_at_once() -> None:
+    page = (STATIC / "index.html").read_text()
+    loaded = {*re.findall('modulepreload" href="(.*?)"', page), *re.findall('script type="module" src="(.*?)"', page)}
+    assert loaded == {path for path in SERVED if path.endswith(".js")}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ function App() {
   const { entry, failure, look } = useEntry();
   document.title = named(titleOf(place));
   if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
-  if (entry === null) return null;
+  if (entry === null) return html`<main><p class="none">loading</p></main>`;
   if (!entry.signed_in) return html`<${LoginScreen} done=${look} />`;
   const link = (/** @type {string} */ screen, /** @type {string} */ to, /** @type {string} */ name) =>
     html`<a href=${to} aria-current=${place.screen === screen ? "page" : undefined}><${Plain} text=${name} /></a>`;

@@ -26,12 +26,15 @@ export function cutAt(text, [start, end]) {
  */
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200c\u200e\u200f\u202a-\u202e\u2028\u2029\u2060-\u2069\ufeff\ud800-\udfff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]|(?<!\p{Extended_Pictographic}[\ufe0f\u{1f3fb}-\u{1f3ff}]?)\u200d|\u200d(?!\p{Extended_Pictographic})/gu;
 
+const PLAIN = /^[\n\t -~]+$/;
+
 /**
  * Return a text in parts; those with ``name`` are single characters that must not act, named by their code.
  * @param {string} text
  * @returns {{text: string, name?: string}[]}
  */
 export function visible(text) {
+  if (PLAIN.test(text)) return [{ text }]; // nearly all are, and the search below takes its time
   /** @type {{text: string, name?: string}[]} */
   const parts = [];
   let end = 0;

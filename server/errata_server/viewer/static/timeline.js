@@ -1,6 +1,6 @@
 /** The turns of an episode in a list, of which only those in view are in the document. */
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { Plain } from "./output.js";
 import { duration, number, oneLine } from "./text.js";
 
@@ -43,6 +43,18 @@ export function Timeline({ turns, chosen, choose }) {
  * @param {{turn: import("./api.js").Turn, index: number, of: number, chosen: boolean, choose: (index: number) => void}} properties
  */
 function Row({ turn, index, of, chosen, choose }) {
+  // While the list scrolls most rows stay as they are; the same tree is not compared again.
+  return useMemo(() => shown(turn, index, of, chosen, choose), [turn, index, of, chosen, choose]);
+}
+
+/**
+ * @param {import("./api.js").Turn} turn
+ * @param {number} index
+ * @param {number} of
+ * @param {boolean} chosen
+ * @param {(index: number) => void} choose
+ */
+function shown(turn, index, of, chosen, choose) {
   const names = ["row", chosen && "chosen", turn.error_kind !== null && "failed"].filter(Boolean).join(" ");
   return html`
     <div id=${`turn-${index}`} class=${names} style=${{ top: `${index * ROW}px` }} role="option" aria-selected=${chosen} aria-setsize=${of} aria-posinset=${index + 1} onClick=${() => choose(index)}>
