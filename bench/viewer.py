@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,8 @@ def still(pages: dict[str, bytes]) -> Iterator[str]:
             self.send_header("Content-Type", "text/css" if self.path.endswith(".css") else "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # a browser that has seen enough may end before the comment has come
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
