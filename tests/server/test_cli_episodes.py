@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from errata_client import ErrataClient
+from errata_client import Connection, ErrataClient
 from errata_protocol.episode_lists import EpisodeFilter
 from errata_protocol.labels import Labels
 from errata_server.app import create_fastapi_app
@@ -130,6 +131,30 @@ def test_the_exact_request_of_a_turn_is_printed(where: tuple[str, list[str]]) ->
         "action": {"command": ESCAPES},
     }
     assert "has deliveries 0..2" in run("replay", eid, "7", "--action", *options).stderr
+
+
+def test_a_server_knows_which_open_sessions_have_a_connection_and_a_directory_does_not(data_home: Path) -> None:
+    async def leave(url: str) -> str | None:
+        async with Connection(url) as connection:
+            client: ErrataClient[Any, Any, Any] = ErrataClient(connection=connection)
+            await client.reset()
+            client.ticket()  # the session is not closed with its connection
+            return client.eid
+
+    with LocalServer(TARGET, data_home / "one") as server:
+        eid = asyncio.run(leave(server.url))
+
+        def listed(status: str, *where: str) -> bool:
+            ended = run("episodes", "--status", status, *where)
+            assert ended.status == 0, ended
+            return str(eid) in ended.stdout
+
+        end = time.monotonic() + 60.0
+        while not listed("detached", "--url", server.url):  # the socket's end has to arrive
+            assert time.monotonic() < end
+        assert not listed("open", "--url", server.url)
+        assert listed("open", "--data-dir", str(data_home / "one"))
+        assert not listed("detached", "--data-dir", str(data_home / "one"))
 
 
 def test_the_list_shows_the_task_the_status_the_errors_and_nothing_cut(where: tuple[str, list[str]]) -> None:

@@ -103,6 +103,9 @@ def test_a_session_without_a_connection_is_detached(machine: SimulatedMachine) -
                 child = (await server.fork(eid, 0)).json()["eid"]
                 assert await status(child) == "detached", "nobody is attached to it"
                 assert await status(eid) == "open"
+            async with server.connect() as socket:  # one that ends with its socket
+                await socket.act("reset")
+            assert server.app.state.errata.runtime.attached.now() == set()
 
     boot(machine, CountEnvironment, play)
 
@@ -133,6 +136,7 @@ async def test_a_multiplexed_session_without_a_connection_is_detached(tmp_path: 
                 await becomes(eid, "open")
                 await client.end_session()
                 await becomes(eid, "closed")
+                assert server.served.app.state.errata.runtime.attached.now() == set(), "its id is kept no longer"
 
 
 def test_a_comment_with_the_cursor_comes_where_nothing_else_was_sent_for_15_seconds(
