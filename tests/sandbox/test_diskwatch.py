@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,40 @@ async def test_the_wake_at_comes_when_half_of_the_rest_may_be_written(tmp_path: 
             for limits, used in ((fast, Usage()), (fast, Usage(3000)), (slow, Usage()))
         ]
         assert pauses == [0.02, 0.005, 0.3]
+
+
+async def test_what_others_write_and_remove_while_they_are_counted_is_not_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskSpace(1000 * MIB, None, 0, 0)
+    uncounted, counts, growth = 0, 0, Growth()
+
+    def written(size: int) -> None:
+        nonlocal disk, uncounted
+        disk, uncounted = replace(disk, free_bytes=disk.free_bytes - size), uncounted + size
+
+    def refresh(*_: object) -> None:
+        nonlocal disk, uncounted, counts
+        growth.add(uncounted)
+        uncounted = 0
+        disk = replace(disk, free_bytes=disk.free_bytes + 60 * MIB)  # a sandbox is destroyed
+        growth.add(-60 * MIB)
+        written(90 * MIB)  # and those that were counted go on
+        counts += 1
+
+    monkeypatch.setattr(DiskSpace, "of", lambda *_: disk)
+    monkeypatch.setattr(Growth, "refresh", refresh)
+    monkeypatch.setattr(DiskWatch, "measure", lambda _: Measurement(Usage(), is_partial=True))
+    with ThreadPoolExecutor(1) as counting:
+        limits, space = Limits(disk_bytes=32 * MIB), FreeSpace(tmp_path)
+        growth.add(10**12)  # what there is to remove
+        watch = DiskWatch(tmp_path, limits, Usage(), 0, os.getpid(), counting, growth, space, lambda: True)
+        written(40 * MIB)
+        running = asyncio.create_task(watch.run())
+        await until(lambda: counts >= 3 or running.done())
+        assert not running.done(), running.result()
+        monkeypatch.setattr(Growth, "refresh", lambda *_: written(MIB))  # nobody has written what is missing
+        assert await running == "disk"
 
 
 async def test_a_wait_ends_when_space_goes_and_at_its_deadline(own_disk: Path) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..base import LimitHit, Limits
 from ..files import as_owner
@@ -125,18 +125,32 @@ class Growth:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known = 0
+        self._added = self._removed = 0
         self._watches: set[DiskWatch] = set()
 
     @property
     def known_bytes(self) -> int:
         """Bytes added minus bytes removed."""
-        return self._known
+        with self._lock:
+            return self._added - self._removed
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes added, without those removed."""
+        return self._added
+
+    @property
+    def removed_bytes(self) -> int:
+        """Bytes removed; they are recorded after their space is free."""
+        return self._removed
 
     def add(self, size_bytes: int) -> None:
         """Record that a sandbox added so many bytes; negative if it removed them."""
         with self._lock:
-            self._known += size_bytes
+            if size_bytes > 0:
+                self._added += size_bytes
+            else:
+                self._removed -= size_bytes
 
     def add_watch(self, watch: DiskWatch) -> None:
         """Register the watch of a command that begins."""
@@ -168,6 +182,18 @@ class Measurement:
 
     used: Usage
     is_partial: bool
+
+
+class _Look(NamedTuple):
+    """The disk at a moment.
+
+    Args:
+        removed: `Growth.removed_bytes` just before.
+        gone: Bytes less that are free than when the command began.
+    """
+
+    removed: int
+    gone: int
 
 
 class DiskWatch:
@@ -236,13 +262,15 @@ class DiskWatch:
             try:
                 measured = await loop.run_in_executor(self._count_executor, self.measure)
                 used, suspected = measured.used, False
-                if measured.is_partial and (hidden := self._unexplained()):
+                if measured.is_partial and (hidden := self._unexplained(self._look())):
                     if was_partial:
                         used = self._with(measured.used, hidden)
                         if exceeded_limit(used, self._limits, self._before) is not None:
-                            # Others may have written since they were last counted: do not charge that to this command.
+                            # Others may have written since they were last counted: do not charge that to this command,
+                            # nor what they write and remove while they are counted.
+                            look = self._look()
                             await loop.run_in_executor(self._count_executor, self._growth.refresh, self)
-                            used = self._with(measured.used, self._unexplained())
+                            used = self._with(measured.used, self._unexplained(look))
                     else:
                         suspected = True
                 was_partial = measured.is_partial
@@ -290,10 +318,17 @@ class DiskWatch:
             self._growth.add(allocated - self._noted)
             self._noted = allocated
 
-    def _unexplained(self) -> int:
-        """Return the bytes used on the disk since the command began that no count explains; 0 if they are few."""
-        gone = self._free_before.free_bytes - DiskSpace.of(self._upper, self._reserve_bytes).free_bytes
-        unexplained = gone - (self._growth.known_bytes - self._known_before)
+    def _look(self) -> _Look:
+        removed = self._growth.removed_bytes  # first: what is removed meanwhile is then missing below, not too much
+        return _Look(removed, self._free_before.free_bytes - DiskSpace.of(self._upper, self._reserve_bytes).free_bytes)
+
+    def _unexplained(self, look: _Look) -> int:
+        """Return the bytes used on the disk, from the beginning of the command to a look at it, that no count explains.
+
+        What was counted since the look explains them too, and what was removed since does not unexplain any, so this
+        is too little rather than too much; 0 if they are few.
+        """
+        unexplained = look.gone - (self._growth.added_bytes - look.removed - self._known_before)
         return unexplained if unexplained > self._most_bytes // _UNEXPLAINED else 0
 
     def _with(self, used: Usage, hidden: int) -> Usage:
