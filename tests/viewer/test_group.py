@@ -82,7 +82,7 @@ async def cells(page: Page) -> dict[str, list[str]]:
 async def test_the_list_leads_to_the_rollouts_of_one_prompt_and_step_by_reward(group: Group, page: Page) -> None:
     await page.open(f"{group.url}/viewer/")
     await page.until(f"{ROWS}.length === 7")
-    assert await page.evaluate(f"{ROWS}.filter((row) => row.innerText.includes('group')).length") == 6
+    assert await page.evaluate(f"{ROWS}.filter((row) => row.innerText.includes('prompt/1?&')).length") == 6
     await page.click(f"{ROWS}.find((row) => row.innerText.includes('{group.eids['same']}')).querySelectorAll('a')[1]")
     await page.until(f"{ROWS}.length === 5 && {READ % 5}")
     assert await page.evaluate("location.hash") == "#group?run=grpo+%3C3%3E&step=7&group=prompt%2F1%3F%26"

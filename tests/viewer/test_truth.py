@@ -48,12 +48,10 @@ async def test_bytes_with_another_digest_are_said_to_be_others(played: tuple[str
         await press(page, "j")
         await shown(page, 2, "other")
         said = await page.evaluate("document.querySelector('.digest').innerText")
-        assert digest in said and "NOT the digest of these bytes" in said
+        assert digest in said and "NOT the digest of the raw bytes" in said
         await press(page, "j")
         await shown(page, 3)
-        assert "these are the bytes that were sent" in await page.evaluate(
-            "document.querySelector('.digest').innerText"
-        )
+        assert "raw has the bytes that were sent" in await page.evaluate("document.querySelector('.digest').innerText")
 
 
 async def test_a_browser_that_cannot_check_says_so(played: tuple[str, str]) -> None:

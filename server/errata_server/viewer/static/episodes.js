@@ -96,7 +96,7 @@ function Row({ episode, gone }) {
   return html`
     <tr class=${gone ? "gone" : undefined} title=${gone ? "changed: the filters have it no more" : undefined}>
       <td><a href=${`#${episode.eid}`}>${episode.eid}</a></td>
-      <td><${Plain} text=${episode.task ?? episode.environment} /> <${GroupLink} episode=${episode} name="group" /></td>
+      <td><${Plain} text=${episode.task ?? episode.environment} /> <${GroupLink} episode=${episode} name=${episode.group} /></td>
       <td class="count">${episode.deliveries}</td>
       <td class="count">${number(episode.reward)}</td>
       <td>${episode.status}</td>

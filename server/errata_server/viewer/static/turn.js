@@ -128,8 +128,8 @@ function State({ eid, turn, view, setView, setUsual }) {
 }
 
 const SAID = new Map([
-  ["same", "checked here: these are the bytes that were sent"],
-  ["other", "NOT the digest of these bytes"],
+  ["same", "checked here: raw has the bytes that were sent"],
+  ["other", "NOT the digest of the raw bytes"],
   ["unknown", "not checked: the browser does so on https and on this machine only"],
 ]);
 
