@@ -159,7 +159,7 @@ class AgentText(BaseModel):
     """What an agent read of a delivery, in ``GET /episodes/{eid}/states/{t}/agent_text`` (PROTOCOL B4).
 
     Attributes:
-        t: Its delivery.
+        t: Delivery that the agent read.
         kind: Kind of the request.
         agent_text: The text.
         agent_text_version: Version of the environment's function that made it; None for JSON of the observation.
@@ -178,7 +178,7 @@ class RewardRecord(BaseModel):
     """One reward that came after its delivery, in ``GET /episodes/{eid}/rewards`` (PROTOCOL F4, G).
 
     Attributes:
-        t: Its delivery.
+        t: Delivery that the reward is for.
         value: Finite.
         source: Who says so; ``environment`` is the environment itself.
         reward_id: Unique in its episode: posting it again changes nothing.
@@ -267,9 +267,9 @@ class EpisodeEvent(BaseModel):
         reward: Finite reward of that delivery.
         done: Whether a delivery has ended it, None where ``t`` is.
         error_kind: Kind of the newest marked turn among what happened, at most 200 characters.
-        error_t: Its t.
+        error_t: The t of that turn.
         late_t: The t of the newest late reward among what happened.
-        late_reward: Its value.
+        late_reward: Value of that late reward.
         status: New status of the session: ``detached``, ``open`` where it has a connection again, ``closed``, ``lost``
             or ``expired``. It is that of all its episodes that are not done.
     """

@@ -133,7 +133,7 @@ class _Part:
     """Decodes the fields of an object that are wanted, and skips the others.
 
     Args:
-        wanted: As `_PAYLOAD`.
+        wanted: Fields to decode, in the form of `_PAYLOAD`.
     """
 
     def __init__(self, wanted: Mapping[str, Any]) -> None:

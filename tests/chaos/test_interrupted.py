@@ -35,9 +35,7 @@ def servers(directory: Path) -> list[int]:
 
 
 def until(happened: Callable[[], object]) -> None:
-    end = time.monotonic() + 120.0
     while not happened():
-        assert time.monotonic() < end
         time.sleep(0.05)
 
 

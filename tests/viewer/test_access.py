@@ -13,17 +13,13 @@ from pydantic import SecretStr
 from errata_client import ErrataClient
 from errata_server.settings import Settings
 
-from ..browser import chromium
 from ..browser.chromium import Page
 from ..server.local_server import LocalServer
-from .visits import SHELL, button, press, shown, visit
+from .visits import IN_CHROMIUM, SHELL, button, press, shown, visit
 
 AXE = Path(__file__).parents[2] / ".cache/npm/node_modules/axe-core/axe.min.js"
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 COMMANDS = ["ls", "fail zz", "colours", "cursor", "bidi", "fail yy!", "lines", "fail xx", "pwd", "done"]
 FAILED = [t for t, command in enumerate(COMMANDS, 1) if command.startswith("fail")]

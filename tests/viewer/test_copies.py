@@ -13,15 +13,11 @@ import pytest
 
 from errata_client import ErrataClient
 
-from ..browser import chromium
 from ..browser.chromium import Page
 from ..server.local_server import LocalServer
-from .visits import SHELL, button, press, shown, visit
+from .visits import IN_CHROMIUM, SHELL, button, press, shown, visit
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 LONG_ACTION = f"fail {'ü' * 40_000}"
 COMMANDS = ["ls", "nul", LONG_ACTION]

@@ -8,15 +8,12 @@ import pytest
 
 from errata_client import ErrataClient
 
-from ..browser import chromium
 from ..browser.chromium import Chromium, Page
 from ..server.local_server import LocalServer
 from .shell import COLOURS, HOSTILE
+from .visits import IN_CHROMIUM
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 SHELL = "tests.viewer.shell:ShellEnvironment"
 FAMILY = "\U0001f469\u200d\U0001f467"

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -21,16 +21,13 @@ from errata_server.runtime.changes import Changes
 from errata_server.serve.journal_server import journal_app
 from errata_server.settings import Settings
 
-from ..browser import chromium
-from ..browser.chromium import Chromium, Page
+from ..browser.chromium import Page
 from ..server.local_server import LocalServer, serving
 from .test_episode import SHELL
 from .test_login import log_in
+from .visits import IN_CHROMIUM
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 MEMBERS = "[...document.querySelectorAll('.member')].map((each) => each.querySelector('.eid').innerText)"
 LOADED = "document.querySelector('main [role=status]')?.innerText.includes('loading') === false"
@@ -86,15 +83,6 @@ def family(server: LocalServer) -> Family:
                         inner.step({"command": "fail deep!"})
                         made.grandchild = str(inner.eid)
     return made
-
-
-@pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    async with Chromium() as browser:
-        page = await browser.page()
-        yield page
-        await page.quiet()
-        assert page.troubles == [] and page.hosts == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("of", ["parent", "child", "sibling", "grandchild"])

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from errata_client import EnvPool, ErrataClient
 from errata_protocol.labels import Labels
 
-from ..browser import chromium
-from ..browser.chromium import Chromium, Page
+from ..browser.chromium import Page
 from ..server.local_server import LocalServer
 from .test_episode import SHELL
+from .visits import IN_CHROMIUM
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 LABELS = Labels(run="grpo <3>", step=7, group="prompt/1?&")
 ROLLOUTS = {
@@ -62,15 +59,6 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
         with ErrataClient(server.url).sync() as env:
             env.reset(task="none")
         yield made
-
-
-@pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    async with Chromium() as browser:
-        page = await browser.page()
-        yield page
-        await page.quiet()
-        assert page.troubles == [] and page.hosts == {"127.0.0.1"}
 
 
 async def cells(page: Page) -> dict[str, list[str]]:

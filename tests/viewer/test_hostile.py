@@ -11,15 +11,11 @@ import pytest
 
 from errata_client import ErrataClient
 
-from ..browser import chromium
 from ..browser.chromium import Page
 from ..server.local_server import LocalServer
-from .visits import button, press, shown, visit
+from .visits import IN_CHROMIUM, button, press, shown, visit
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 HOSTILE = "tests.viewer.shell:HostileEnvironment"
 DEEP = "[" * 200 + "]" * 200

@@ -15,15 +15,12 @@ from errata_server.runtime.changes import Changes
 from errata_server.serve.journal_server import journal_app
 from errata_server.settings import Settings
 
-from ..browser import chromium
 from ..browser.chromium import Chromium, Page
 from ..server.local_server import LocalServer, serving
 from .test_episode import SHELL
+from .visits import IN_CHROMIUM
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 TURNS = "Number(document.querySelector('.row')?.getAttribute('aria-setsize'))"
 LIVE = "document.querySelector('.stream.live')"

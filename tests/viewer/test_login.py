@@ -13,16 +13,12 @@ from pydantic import SecretStr
 from errata_client import ErrataClient
 from errata_server.settings import Settings
 
-from ..browser import chromium
 from ..browser.chromium import Page
 from ..server.local_server import LocalServer
 from .test_copies import copied, run
-from .visits import SHELL, button, look_at, shown, visit
+from .visits import IN_CHROMIUM, SHELL, button, look_at, shown, visit
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 ANN, BOB = "token-of-ann", "token-of-bob"
 FIELD = "document.querySelector('input[name=token]')"

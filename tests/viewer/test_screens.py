@@ -9,16 +9,12 @@ import pytest
 from errata_client import ErrataClient
 from errata_protocol.labels import Labels
 
-from ..browser import chromium
 from ..browser.chromium import Page
 from ..server.local_server import LocalServer
 from .test_access import faults
-from .visits import SHELL, button, visit
+from .visits import IN_CHROMIUM, SHELL, button, visit
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 HOSTILE = "<img src=x onerror='window.hacked = 1'>\u202e\x1b[2J\x00 javascript:alert(1)"
 READY = {

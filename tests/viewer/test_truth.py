@@ -10,14 +10,10 @@ import pytest
 
 from errata_client import ErrataClient
 
-from ..browser import chromium
 from ..server.local_server import LocalServer
-from .visits import SHELL, press, shown, visit
+from .visits import IN_CHROMIUM, SHELL, press, shown, visit
 
-pytestmark = [
-    pytest.mark.viewer,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = IN_CHROMIUM
 
 SIZES = """performance.getEntriesByType('navigation').concat(performance.getEntriesByType('resource'))
     .map((one) => [new URL(one.name).pathname, one.transferSize, one.encodedBodySize, one.decodedBodySize])"""

@@ -6,7 +6,16 @@ import json
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
+import pytest
+
+from ..browser import chromium
 from ..browser.chromium import Chromium, Page
+
+IN_CHROMIUM = [
+    pytest.mark.viewer,
+    pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed: apt-get install chromium"),
+]
+"""Marks of a test that looks at the viewer in a browser."""
 
 SHELL = "tests.viewer.shell:ShellEnvironment"
 
@@ -52,7 +61,7 @@ async def shown(page: Page, t: int, check: str = "same") -> None:
 
     Args:
         page: The page.
-        t: Its delivery.
+        t: Delivery of the turn.
         check: What the check has found.
     """
     await page.until(f"document.querySelector('.turn[aria-label=\"Turn {t}\"] .digest.{check}')")

@@ -145,7 +145,7 @@ def register_reads(
         reads: Reads the episodes.
         store: The journal that knows whose they are; None where who may use the server may read all of them.
         changes: What happens to the episodes.
-        warned: Returns whether ``changes`` is told when the server begins to stop.
+        warned: Returns whether the server calls ``changes.end`` when it begins to stop.
     """
 
     async def owner(request: Request, *eids: str) -> str | None:

@@ -48,7 +48,7 @@ class McpDoor:
         Args:
             session: The session.
             rpc: The request.
-            raw: Its bytes, to be journaled.
+            raw: Bytes of the request, to be journaled.
             socket: The socket on which it arrived; None for HTTP and multiplexed sockets.
 
         Returns:
@@ -66,7 +66,7 @@ class McpDoor:
 
         Args:
             rpc: The request.
-            raw: Its bytes, to be journaled.
+            raw: Bytes of the request, to be journaled.
             principal: Who sent it.
             labels: Returns the labels that came with it, for a session that it makes.
 

@@ -37,8 +37,8 @@ class JournalReads:
     Args:
         store: The journal.
         texts: Makes the text that agents read; None for that of the installed environments.
-        attached: Returns the ids of the sessions that have a connection, on any thread; None where nobody serves them,
-            and open sessions are not told apart.
+        attached: Returns the ids of the sessions that have a connection; called on any thread. It returns None where no
+            process serves the sessions: all open ones are then listed as ``open``.
     """
 
     def __init__(

@@ -68,9 +68,9 @@ class SessionRow(Struct, frozen=True, gc=False):
         key_hash: `errata_protocol.mux.hash_key` of a multiplexed session's key, 32 bytes; None for any other session,
             and such a one is never found by its id alone.
         group: Sessions that ``close_group`` ends together.
-        label_group: Label ``group`` of its episodes, unless their resets have one; nothing to do with ``group``.
-        label_step: Likewise ``step``.
-        label_run: Likewise ``run``.
+        label_group: Label ``group`` of the session's episodes whose reset has none; not the ``group`` of sessions.
+        label_step: Label ``step`` of the session's episodes whose reset has none.
+        label_run: Label ``run`` of the session's episodes whose reset has none.
     """
 
     sid: str
@@ -109,9 +109,9 @@ class EpisodeRow(Struct, frozen=True, gc=False):
         origin_eid: Parent episode of a fork.
         origin_t: Parent delivery of a fork.
         agent_text_version: Version of the environment's ``agent_text`` when it was delivered.
-        label_group: Its label ``group``.
-        label_step: Its label ``step``.
-        label_run: Its label ``run``.
+        label_group: Label ``group`` of the episode.
+        label_step: Label ``step`` of the episode.
+        label_run: Label ``run`` of the episode.
     """
 
     eid: str
@@ -232,7 +232,7 @@ class RewardRow(Struct, frozen=True, gc=False):
 
     Args:
         eid: Episode.
-        t: Its delivery.
+        t: Delivery that the reward is for.
         value: Finite.
         source: Where it comes from, e.g. ``environment`` or a verifier's name.
         reward_id: Unique in its episode: posting it again changes nothing.

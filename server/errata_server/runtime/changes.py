@@ -1,8 +1,9 @@
 """`Changes`: which episodes changed lately, for those who follow them; nothing is kept while nobody does (PROTOCOL G).
 
 A change is what happened to one episode since somebody read of it, however often that was. Changes stand in a ring in
-the order in which they have to be read; one that was read, and gets something new, moves to the end. So a reader has a
-number and no queue, and one that is too slow for the ring is told to list again.
+the order in which they have to be read. A change that was read moves to the end when something new happens to its
+episode. So a reader needs no queue, only its place in the ring. A reader that falls behind the ring's beginning is told
+to list the episodes again.
 """
 
 from __future__ import annotations
