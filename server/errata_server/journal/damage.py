@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from errata_protocol.errors import JournalUnavailable
 
 from .base import DeliveryRow, EpisodeRow, RewardRow, SessionChange, SessionRow
@@ -37,6 +39,9 @@ _MARKS = re.compile(re.escape(MARK[:3]) + b"[" + re.escape(MARK[3:] + LOOSE[3:])
 _KINDS = range(1, 8)
 NAMED = 10
 """Records that a message names."""
+
+_VALUES = msgspec.msgpack.Decoder(list[msgspec.Raw])
+"""Finds where each value of a record ends, whatever is in it: a wrong bit in a text is none in its size."""
 
 _FLIPS = 3
 """At most so many bits of a frame's or record's head may be wrong for it to be taken for one."""
@@ -158,7 +163,9 @@ def pieces_of(data: bytes) -> Iterator[Piece]:
             if end - at == FRAME_BYTES and end < len(data):
                 yield Piece(at, end, is_head=True, is_chained=False)
             else:
-                is_one = any(data[at : at + 4]) and (size ^ (end - at - RECORD_BYTES)).bit_count() <= _FLIPS
+                is_one = (size ^ (end - at - RECORD_BYTES)).bit_count() <= _FLIPS and _is_values(
+                    data[at + RECORD_BYTES : end]
+                )
                 yield Piece(at, end, is_one=is_one, is_chained=False)
             is_chained = False
         at = end
@@ -243,6 +250,18 @@ def _is_body(body: bytes) -> bool:
         return any(True for _ in decode_records(body))
     except ValueError:
         return False
+
+
+def _is_values(data: bytes) -> bool:
+    """Return whether these bytes are all the values of one record, with no more behind them.
+
+    Sizes that are nearly right do not tell: those of a record and of a gap behind it can be a few bits apart by chance.
+    """
+    try:
+        _VALUES.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _record_at(data: bytes, at: int) -> tuple[LogRecord, int] | None:
