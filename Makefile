@@ -7,7 +7,7 @@ TIERS ?= 0 1
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer verl demo test test-stress test-full test-unprivileged suites openenv-source chaos-long fuzz soak simulate check bench bench-quick lock clean
+.PHONY: help setup base trainer verl demo test test-stress test-full test-unprivileged suites openenv-source chaos-long fuzz soak simulate pictures check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ suites: setup ## list the suites of tests
 SESSIONS := 2000
 KILLS := 20
 SECONDS := 420
+pictures: base ## take the pictures of the viewer in the documents anew; needs root and chromium
+	@scripts/chromium.sh
+	@ERRATA_PICTURES=docs/pictures $(PYTEST) tests/viewer/test_pictures.py
+
 chaos-long: base ## the same on SESSIONS=2000 sandboxes with KILLS=20 in SECONDS=420 and longer; needs root; SEED=n repeats
 	@$(PYTHON_BIN) -m tests.chaos.storm --sessions $(SESSIONS) --at-once 192 --sockets 8 --kills $(KILLS) \
 		--seconds $(SECONDS) --calmer 2 --recover-s 300 $(if $(SEED),--seed $(SEED))

@@ -45,6 +45,11 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not broken
 
 
+def test_each_picture_of_the_viewer_is_shown() -> None:
+    shown = re.findall(r"\]\(pictures/([^)]+)\)", (ROOT / "docs" / "viewer.md").read_text())
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "docs" / "pictures").iterdir())
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_files_of_tests_that_are_named_are_there(path: Path) -> None:
     named = re.findall(r"`(tests/[\w./-]+\.(?:py|toml|md))", path.read_text())

@@ -127,7 +127,7 @@ def before(clone: Path) -> dict[str, str]:
         ),
         pytest.param(f"{keys.RECIPES}/roll/env.py", {"gem", "recipes", *INSTALLED}, id="recipe for ROLL"),
         pytest.param(f"{keys.RECIPES}/__init__.py", {*TRAINING, *VERL, *RECIPES, *INSTALLED}, id="package of recipes"),
-        pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles"}, id="environment"),
+        pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles", "viewer"}, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance"}, id="kit"),
         pytest.param(
             "../shared/data/rows.jsonl", {"containers", "redteam", "swe", "oracles", "prepare"}, id="shared data"

@@ -25,7 +25,7 @@ from ..browser.chromium import Page
 from ..server.local_server import LocalServer, serving
 from .test_episode import SHELL
 from .test_login import log_in
-from .visits import IN_CHROMIUM
+from .visits import IN_CHROMIUM, press
 
 pytestmark = IN_CHROMIUM
 
@@ -109,7 +109,7 @@ async def test_members_are_compared_from_where_they_part(family: Family, page: P
     await page.click(compare)
     await page.until(f"{LOADED} && document.querySelector('.sides .first')")
     said = await page.evaluate("document.querySelector('main').innerText")
-    assert "the same until t=3" in said and "first other action at t=5" in said
+    assert "the same until t=3" in said and "another action at t=5" in said
     assert await page.evaluate(PLACES) == ["4", "5 first difference", "6"]
     first = "[...document.querySelectorAll('.sides tr.first td a')].map((each) => [each.innerText, each.hash])"
     assert await page.evaluate(first) == [["ls", f"#{family.parent}/5"], ["other", f"#{family.child}/2"]]
@@ -193,8 +193,9 @@ async def played(server: LocalServer) -> str:
 
 
 async def fork_here(page: Page) -> tuple[str, str, str, str]:
-    """Press the button; return the eid of the fork and the commands."""
+    """Press the button, and the one that it asks with; return the eid of the fork and the commands."""
     await page.click(BUTTON % "fork here")
+    await page.click(BUTTON % "make the fork")
     eid = await page.until("document.querySelector('.made .eid')?.innerText")
     commands = [await page.evaluate(COMMAND % name) for name in ("Python", "shell", "curl")]
     return (eid, *commands)
@@ -222,6 +223,37 @@ async def test_a_fork_is_made_at_a_turn_and_its_commands_play_it(server: LocalSe
     assert json.loads(run("bash", "-c", curl))["eid"] == eid
     await page.click("document.querySelector('.made .eid')")
     await page.until(f"location.hash === '#{eid}' && document.querySelector('.row')?.ariaSetSize === '3'")
+
+
+async def test_nothing_is_forked_before_it_is_asked_for_twice(server: LocalServer, played: str, page: Page) -> None:
+    await page.open(f"{server.url}/viewer/#{played}/2")
+    await page.until("document.querySelector('.digest.same')")
+    await page.click(BUTTON % "fork here")
+    assert "goes on from t=2" in await page.until("document.querySelector('.fork p')?.innerText")
+    await page.click(BUTTON % "cancel")
+    await page.click(BUTTON % "fork here")
+    await press(page, "k")  # another turn asks anew
+    await page.until(f"location.hash.endsWith('/1') && {BUTTON % 'fork here'} && !document.querySelector('.fork p')")
+    async with Episodes(server.url) as episodes:
+        assert (await episodes.episodes(wanted=EpisodeFilter(origin=played))).episodes == []
+
+
+async def test_an_episode_names_its_forks_and_a_fork_what_it_began_with(family: Family, page: Page) -> None:
+    await page.open(f"{family.url}/viewer/#{family.parent}")
+    at = "[...document.querySelectorAll('header dd')].find((each) => each.innerText.includes(', at t='))"
+    assert await page.until(f"{at}?.innerText") == "2, at t=2, t=3"
+    assert await page.evaluate(f"[...{at}.querySelectorAll('a')].map((each) => each.hash)") == [
+        f"#forks/{family.parent}", f"#{family.parent}/2", f"#{family.parent}/3",
+    ]  # fmt: skip
+    await page.open("about:blank")
+    await page.open(f"{family.url}/viewer/#{family.grandchild}/0")
+    await page.until("document.querySelector('.digest.same')")
+    for part in (".row .what", ".turn .fields, .turn .output"):
+        said = await page.evaluate(f"document.querySelector('{part}').innerText")
+        assert f"of {family.child} at t=1" in said, part
+    async with Episodes(family.url) as episodes:
+        sid = (await episodes.episode(family.grandchild)).session
+    assert sid not in await page.evaluate("document.body.textContent")
 
 
 async def test_a_fork_of_the_last_turn_shows_its_state(server: LocalServer, played: str, page: Page) -> None:
@@ -292,6 +324,7 @@ async def test_a_refused_fork_says_why(family: Family, page: Page) -> None:
     other_body = "((ask) => (url, how) => ask(url, how?.body ? {...how, body: '{}'} : how))(fetch)"
     await page.evaluate(f"void (globalThis.fetch = {other_body})")
     await page.click(BUTTON % "fork here")
+    await page.click(BUTTON % "make the fork")
     await page.until("document.querySelector('.fork [role=alert]')?.innerText.includes('a fork request is')")
     assert page.troubles and all("422" in trouble for trouble in page.troubles)
     page.troubles.clear()

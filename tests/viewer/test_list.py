@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -47,10 +48,29 @@ async def test_the_list_goes_on(page: Page) -> None:
     await page.click("[...document.querySelectorAll('main > button')].find((each) => each.innerText === 'more')")
     await page.until(f"{ROWS} === {EPISODES}")
     assert (
-        await page.evaluate("new Set([...document.querySelectorAll('tbody a')].map((each) => each.hash)).size") == 103
+        await page.evaluate(
+            "new Set([...document.querySelectorAll('tbody tr')].map((each) => each.querySelector('a').hash)).size"
+        )
+        == 103
     )
     assert f"{EPISODES} episodes" in await page.evaluate("document.querySelector('.sums').innerText")
-    assert await page.evaluate("document.querySelectorAll('svg.bars rect').length") >= 2
+
+
+async def test_charts_have_a_bar_at_each_time_that_has_episodes(page: Page) -> None:
+    sums = {"bucket_s": 3600, "buckets": [
+        {"start": 3600 * hour, "episodes": count, "done": 1, "reward": reward, "error_kinds": {}, "hint_keys": {}}
+        for hour, count, reward in ((100, 2, 1.0), (101, 1, -0.5), (104, 1, 2 / 3), (109, 3, 0.0))
+    ]}  # fmt: skip
+    answer = f"String(url).includes('aggregates') ? new Response('{json.dumps(sums)}') : ask(url, how)"
+    await page.evaluate(f"void (globalThis.fetch = ((ask) => (url, how) => {answer})(fetch))")
+    await page.click("document.querySelector('.filters button')")
+    bars = "[...document.querySelectorAll('svg.bars')]"
+    places = f"{bars}.map((each) => [...each.children].map((bar) => bar.getAttribute('x')))"
+    await page.until("document.querySelectorAll('svg.bars rect').length === 8")
+    assert await page.evaluate(places) == [["0", "36", "144", "324"]] * 2
+    titles = await page.evaluate(f"{bars}[1].textContent")
+    assert ": 0.5" in titles and ": -0.5" in titles and ": 0.667" in titles
+    assert await page.evaluate("document.querySelectorAll('.axis span').length") == 4
 
 
 async def test_filters_stand_in_the_address_and_go_back(page: Page) -> None:
@@ -61,6 +81,43 @@ async def test_filters_stand_in_the_address_and_go_back(page: Page) -> None:
     assert "command_not_found 1" in await page.evaluate("document.querySelector('tbody').innerText")
     await page.evaluate("history.back()")
     await page.until(f"{ROWS} === 100")
+
+
+async def test_filters_offer_the_words_that_are_in_use(page: Page) -> None:
+    offered = "[...document.querySelector('input[name=%s]').list.options].map((each) => each.value)"
+    assert len(await page.evaluate(offered % "task")) == 100
+    await page.click("[...document.querySelectorAll('main > button')].find((each) => each.innerText === 'more')")
+    await page.until(f"{ROWS} === {EPISODES}")
+    assert await page.evaluate(offered % "error_kind") == ["command_not_found"]
+    assert await page.evaluate(offered % "environment") == ["ShellEnvironment"]
+    assert len(await page.evaluate(offered % "task")) == EPISODES
+
+
+async def test_an_empty_list_says_why(page: Page) -> None:
+    await page.fill("document.querySelector('input[name=task]')", "task")
+    await page.click("document.querySelector('.filters button')")
+    said = await page.until("document.querySelector('main > .none')?.innerText")
+    assert said.startswith("no episodes with these filters: task must be the whole name")
+    await page.click("[...document.querySelectorAll('.filters a')].find((each) => each.innerText === 'clear filters')")
+    await page.until(f"{ROWS} === 100 && location.search === ''")
+
+
+async def test_labels_are_filters(page: Page) -> None:
+    await page.fill("document.querySelector('input[name=run]')", "no such run")
+    await page.fill("document.querySelector('input[name=step]')", "3")
+    await page.click("document.querySelector('.filters button')")
+    await page.until(f"{ROWS} === 0 && location.search === '?run=no+such+run&step=3'")
+
+
+async def test_errors_of_a_row_lead_to_the_first(page: Page) -> None:
+    await page.fill("document.querySelector('input[name=text]')", "task-7")
+    await page.click("document.querySelector('.filters button')")
+    await page.until(f"{ROWS} > 0 && {ROWS} < 20")
+    await page.click("document.querySelector('td.kinds a')")
+    await page.until("document.querySelector('.turn[aria-label=\"Turn 2\"] .facts.failed')")
+    assert (await page.evaluate("location.hash")).endswith("/error")
+    await page.call("Input.dispatchKeyEvent", type="keyDown", key="k")
+    await page.until("location.hash.endsWith('/1')")
 
 
 async def test_a_column_sorts_in_both_directions(page: Page) -> None:

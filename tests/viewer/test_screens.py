@@ -31,6 +31,7 @@ async def look(page: Page, address: str, name: str) -> None:
     await page.until(READY[name])
     if name == "episode":
         await page.click(button("fork here"))
+        await page.click(button("make the fork"))
         await page.until("document.querySelector('.made')")
 
 

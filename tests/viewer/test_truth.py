@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from errata_client import ErrataClient
+from errata_protocol.turns import turn_from
 
 from ..server.local_server import LocalServer
 from .visits import IN_CHROMIUM, SHELL, press, shown, visit
@@ -58,6 +61,25 @@ async def test_a_browser_that_cannot_check_says_so(played: tuple[str, str]) -> N
         await press(page, "j")
         await shown(page, 2, "unknown")
         assert "not checked" in await page.evaluate("document.querySelector('.digest').innerText")
+
+
+ACTIONS: list[Any] = [
+    None, "ls", 3, ["a", 1], {}, {"command": "ls"}, {"command": "ls", "timeout_s": 3.5, "metadata": {}, "path": ""},
+    {"tool": "run", "command": "a\tb \"c\"", "path": "", "content": None}, {"tool": "submit", "metadata": {"a": 1}},
+    {"tool": "write_file", "path": "x.py", "content": "one\ntwo\nthree\n"},
+    {"tool": "search", "most": 3, "what": [1, {}]},
+    {"tool": {"a": 1}, "x": "y"}, {"type": "call_tool", "tool_name": "echo", "arguments": {"message": "é🎉"}},
+    {"tool_name": "none", "arguments": None},
+    {"method": "tools/call", "params": {"name": "add", "arguments": {"a": 1}}},
+    {"a": True, "b": [None, 2]}, {"code": "x = 1"}, {"action": {"move": "left", "by": []}},
+]  # fmt: skip
+
+
+async def test_actions_are_in_the_words_of_errata_replay(played: tuple[str, str]) -> None:
+    async with visit(f"{played[0]}/viewer/") as page:
+        lines = f"import('./text.js').then((it) => {json.dumps(ACTIONS)}.map(it.oneLine))"
+        told = [" ".join(turn_from(1, "step", action, None).action_text.split()) for action in ACTIONS]
+        assert [" ".join(line.split()) for line in await page.evaluate(lines)] == told
 
 
 async def test_files_come_zipped_and_then_not_again(played: tuple[str, str]) -> None:

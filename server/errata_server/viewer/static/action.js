@@ -2,7 +2,7 @@
 
 import { html } from "./html.js";
 import { Output, Plain } from "./output.js";
-import { cutAt } from "./text.js";
+import { cutAt, isSaid } from "./text.js";
 
 /**
  * Return the object of an action whose field an error's site names: the action, or the arguments of a tool's call.
@@ -21,14 +21,15 @@ function held(action, site) {
 }
 
 /**
- * An action, field by field.
+ * An action, field by field, without those that hold nothing.
  * @param {{action: any, site: import("./api.js").Site | null}} properties
  */
 export function Action({ action, site }) {
   if (action === null || action === undefined) return html`<p class="none">nothing was sent</p>`;
   if (typeof action !== "object") return html`<${Output} text=${String(action)} label="Action" />`;
   const marked = held(action, site);
-  return html`<dl class="fields">${Object.entries(action).map(([name, value]) => html`<${Field} name=${name} value=${value} of=${action} marked=${marked} />`)}</dl>`;
+  const said = Object.entries(action).filter(([, value]) => isSaid(value));
+  return html`<dl class="fields">${(said.length > 0 ? said : Object.entries(action)).map(([name, value]) => html`<${Field} name=${name} value=${value} of=${action} marked=${marked} />`)}</dl>`;
 }
 
 /** @param {{name: string, value: any, of: any, marked: ReturnType<typeof held>}} properties */

@@ -8,7 +8,7 @@
  *   | {screen: "forks", eid: string}
  *   | {screen: "compare", eids: [string, string]}
  *   | {screen: "group", labels: Labels}
- *   | {screen: "episode", eid: string, t: number | null}} Place
+ *   | {screen: "episode", eid: string, t: number | "error" | null}} Place ``error``: the first turn that failed
  */
 
 /**
@@ -27,6 +27,7 @@ export function placeOf(hash) {
   if (first === "live") return { screen: "live" };
   if (first === "forks" && second) return { screen: "forks", eid: second };
   if (first === "compare" && second && third) return { screen: "compare", eids: [second, third] };
+  if (second === "error") return { screen: "episode", eid: first, t: second };
   return { screen: "episode", eid: first, t: /^[0-9]{1,15}$/.test(second ?? "") ? Number(second) : null };
 }
 

@@ -32,7 +32,7 @@ function App() {
     html`<a href=${to} aria-current=${place.screen === screen ? "page" : undefined}><${Plain} text=${name} /></a>`;
   return html`
     <nav aria-label="Screens">
-      ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Live")}
+      ${link("episodes", `./${search}#`, "Episodes")} ${link("live", "#live", "Failing now")}
       ${(place.screen === "episode" || place.screen === "forks") && html`${link("episode", `#${encodeURIComponent(place.eid)}`, place.eid)} ${link("forks", `#forks/${encodeURIComponent(place.eid)}`, "Forks")}`}
       ${place.screen === "group" && html`<span aria-current="page">Group</span>`}
       ${place.screen === "compare" && html`${place.eids.map((eid) => html`<a href=${`#${encodeURIComponent(eid)}`}><${Plain} text=${eid} /></a>`)}`}

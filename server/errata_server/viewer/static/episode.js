@@ -6,6 +6,7 @@ import { GroupLink } from "./group.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
 import { NewTurns, useEnd, useEpisode } from "./live_episode.js";
 import { Plain, Trouble } from "./output.js";
+import { Status } from "./status.js";
 import { Stream } from "./stream.js";
 import { Strip } from "./strip.js";
 import { duration, number } from "./text.js";
@@ -14,21 +15,21 @@ import { TurnDetail, VIEWS } from "./turn.js";
 
 /** What keys do, as the screen says it. */
 const KEYS = [
-  ["j k", "next and previous turn"],
+  ["j k \u2193 \u2191", "next and previous turn"],
   ["n p", "next and previous error"],
   ["a", "agent text, fields, raw"],
   ["Home End", "first and last turn"],
 ];
 
 /**
- * @param {{eid: string, t: number | null}} properties
+ * @param {{eid: string, t: number | "error" | null}} properties
  */
 export function EpisodeScreen({ eid, t }) {
   const { summary, turns, complete, failure, trouble, stream } = useEpisode(eid);
   const [wanted, setView] = useState(/** @type {string | null} */ (null));
   const [usual, setUsual] = useState(VIEWS[0]);
   const view = wanted ?? usual;
-  const found = t === null ? -1 : turns.findIndex((turn) => turn.t === t);
+  const found = t === null ? -1 : turns.findIndex((turn) => (t === "error" ? turn.error_kind !== null && turn.kind !== "fork" : turn.t === t));
   const chosen = Math.max(0, found);
   const choose = useCallback((/** @type {number} */ index) => {
     if (turns[index] !== undefined) history.replaceState(null, "", `#${eid}/${turns[index].t}`);
@@ -50,7 +51,7 @@ export function EpisodeScreen({ eid, t }) {
           ${turns[chosen] === undefined
             ? html`<p class="none">no turns</p>`
             : t !== null && found === -1
-              ? html`<p class="none">no turn ${t} yet</p>`
+              ? html`<p class="none">${t !== "error" ? `no turn ${t} yet` : complete ? "no turn failed" : "looking for the first error"}</p>`
               : html`<${TurnDetail} eid=${eid} turn=${turns[chosen]} view=${view} setView=${setView} setUsual=${setUsual} />`}
         </section>
       </div>
@@ -65,9 +66,8 @@ function Heading({ episode }) {
   const facts = [
     ["environment", episode.environment],
     ["task", episode.task],
-    ["status", episode.status ?? ""],
     ["reward", number(episode.reward)],
-    ["turns", String(episode.deliveries)],
+    ["turns", episode.deliveries > 0 ? `${episode.deliveries} (t=0 to ${episode.deliveries - 1})` : "none"],
     ["errors", kinds.join(", ") || "none"],
     ["began", new Date(episode.created * 1000).toLocaleString()],
     ["lasted", episode.last === null ? "" : duration(episode.last - episode.created)],
@@ -80,11 +80,29 @@ function Heading({ episode }) {
       <h1><${Plain} text=${episode.task ?? episode.environment} /> <small>${episode.eid}</small></h1>
       <dl class="facts">
         ${facts.filter(([, value]) => value).map(([name, value]) => html`<div><dt>${name}</dt><dd><${Plain} text=${value} /></dd></div>`)}
+        <div><dt>status</dt><dd><${Status} status=${episode.status} /></dd></div>
         ${episode.group && html`<div><dt>group</dt><dd><${GroupLink} episode=${episode} name=${episode.group} /></dd></div>`}
-        ${episode.origin && html`<div><dt>forked from</dt><dd><a href=${`#${episode.origin.eid}/${episode.origin.t}`}>${episode.origin.eid} at ${episode.origin.t}</a></dd></div>`}
+        ${episode.origin && html`<div><dt>forked from</dt><dd><a href=${`#${episode.origin.eid}/${episode.origin.t}`}>${episode.origin.eid} at t=${episode.origin.t}</a></dd></div>`}
+        <${Forks} eid=${episode.eid} />
       </dl>
     </header>
   `;
+}
+
+/**
+ * The forks of an episode, by the turns that they begin at.
+ * @param {{eid: string}} properties
+ */
+function Forks({ eid }) {
+  const [page, setPage] = useState(/** @type {api.EpisodePage | null} */ (null));
+  useEffect(() => {
+    const leaving = new AbortController();
+    api.episodes({ origin: eid, limit: 20 }, leaving.signal).then(setPage, () => {}); // the screen itself says what is wrong
+    return () => leaving.abort();
+  }, [eid]);
+  if (page === null || page.episodes.length === 0) return null;
+  const at = [...new Set(page.episodes.map(({ origin }) => origin?.t ?? 0))].sort((one, other) => one - other);
+  return html`<div><dt>forks</dt><dd><a href=${`#forks/${eid}`}>${page.episodes.length}${page.next === null ? "" : " or more"}</a>, at ${at.map((t, index) => html`${index > 0 && ", "}<a href=${`#${eid}/${t}`}>t=${t}</a>`)}</dd></div>`;
 }
 
 /**

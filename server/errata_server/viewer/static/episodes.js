@@ -1,15 +1,16 @@
 /** The screen of all episodes: what is listed, in which order, and what they add up to. The address has the filters. */
 
 import * as api from "./api.js";
+import { FILTERS, Filters, Nothing } from "./filters.js";
 import { GroupLink } from "./group.js";
-import { html, useEffect, useMemo, useState } from "./html.js";
+import { html, useEffect, useState } from "./html.js";
+import { KindLinks } from "./kinds.js";
 import { News, useLiveList } from "./live_list.js";
 import { Plain, Trouble } from "./output.js";
+import { Status } from "./status.js";
 import { Sums } from "./sums.js";
 import { duration, number } from "./text.js";
 
-const FILTERS = ["text", "environment", "task", "status", "error_kind", "reward_min", "reward_max"];
-const STATUSES = ["open", "detached", "done", "closed", "lost", "expired"];
 /** Columns, and what the server sorts them by. */
 const COLUMNS = [["episode", ""], ["task", ""], ["turns", "deliveries"], ["reward", "reward"], ["status", ""], ["errors", ""], ["began", "created"], ["active", "last"]];
 
@@ -36,11 +37,10 @@ export function EpisodesScreen({ search }) {
     load(null, leaving.signal).catch((error) => leaving.signal.aborted || setFailure(error.message));
     return () => leaving.abort();
   }, [search, version]);
-  const filters = useMemo(() => html`<${Filters} query=${query} />`, [search]); // what is being typed stays when rows change
   return html`
     <main class="episodes">
       <h1>Episodes</h1>
-      ${filters}
+      <${Filters} query=${query} search=${search} listed=${listed} />
       <${Sums} query=${query} search=${search} version=${version} />
       <${News} live=${loading ? { ...live, count: 0 } : live} show=${() => setVersion(version + 1)} />
       ${failure && html`<${Trouble} text=${failure} />`}
@@ -50,30 +50,9 @@ export function EpisodesScreen({ search }) {
           <tbody>${listed.map((episode) => html`<${Row} key=${episode.eid} episode=${episode} gone=${live.gone.has(episode.eid)} />`)}</tbody>
         </table>
       </div>
-      ${listed.length === 0 && !loading && !failure && html`<p class="none">no episodes</p>`}
+      ${listed.length === 0 && !loading && !failure && html`<${Nothing} query=${query} />`}
       ${next !== null && html`<button disabled=${loading} onClick=${() => load(next, undefined).catch((error) => setFailure(error.message))}>more</button>`}
     </main>
-  `;
-}
-
-/** @param {{query: Record<string, string | null>}} properties */
-function Filters({ query }) {
-  const take = (/** @type {SubmitEvent} */ event) => {
-    event.preventDefault();
-    const given = new URLSearchParams();
-    for (const [name, value] of new FormData(/** @type {HTMLFormElement} */ (event.currentTarget))) if (value !== "") given.set(name, String(value));
-    go(given);
-  };
-  const field = (/** @type {string} */ name, /** @type {string} */ label, type = "text") =>
-    html`<label>${label} <input name=${name} type=${type} step="any" value=${query[name] ?? ""} /></label>`;
-  return html`
-    <form class="filters" role="search" onSubmit=${take}>
-      ${field("text", "text", "search")} ${field("environment", "environment")} ${field("task", "task")}
-      <label>status <select name="status">${["", ...STATUSES].map((one) => html`<option value=${one} selected=${one === (query.status ?? "")}>${one}</option>`)}</select></label>
-      ${field("error_kind", "error")} ${field("reward_min", "reward from", "number")} ${field("reward_max", "to", "number")}
-      ${["sort", "order"].map((name) => query[name] && html`<input type="hidden" name=${name} value=${query[name]} />`)}
-      <button>filter</button> ${FILTERS.some((name) => query[name]) && html`<a href="?">all</a>`}
-    </form>
   `;
 }
 
@@ -92,26 +71,16 @@ function Head({ name, sort, search }) {
 /** @param {{episode: api.Episode, gone: boolean}} properties */
 function Row({ episode, gone }) {
   const now = Date.now() / 1000;
-  const kinds = Object.entries(episode.error_kinds).map(([kind, count]) => `${kind} ${count}`).join(", ");
   return html`
     <tr class=${gone ? "gone" : undefined} title=${gone ? "changed: the filters have it no more" : undefined}>
-      <td><a href=${`#${episode.eid}`}>${episode.eid}</a></td>
+      <td><a href=${`#${episode.eid}`}>${episode.eid}</a>${episode.origin && html` <a class="badge" href=${`#forks/${episode.eid}`} title=${`forked from ${episode.origin.eid} at t=${episode.origin.t}`}>fork</a>`}</td>
       <td><${Plain} text=${episode.task ?? episode.environment} /> <${GroupLink} episode=${episode} name=${episode.group} /></td>
       <td class="count">${episode.deliveries}</td>
       <td class="count">${number(episode.reward)}</td>
-      <td>${episode.status}</td>
-      <td class="kinds"><${Plain} text=${kinds} /></td>
+      <td><${Status} status=${episode.status} /></td>
+      <td class="kinds"><${KindLinks} episode=${episode} /></td>
       <td title=${new Date(episode.created * 1000).toISOString()}>${duration(now - episode.created)} ago</td>
       <td>${duration(now - (episode.last ?? episode.created))} ago</td>
     </tr>
   `;
-}
-
-/**
- * Show a list with other filters.
- * @param {URLSearchParams} parameters
- */
-function go(parameters) {
-  history.pushState(null, "", `?${parameters}`);
-  dispatchEvent(new PopStateEvent("popstate"));
 }

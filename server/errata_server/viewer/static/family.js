@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Kinds } from "./kinds.js";
 import { Plain, Trouble } from "./output.js";
+import { Status } from "./status.js";
 import { number } from "./text.js";
 
 /** Most ancestors that are read at a time. */
@@ -49,7 +50,7 @@ function Branch({ member, members, chosen, more }) {
         <a class="eid" href=${`#${eid}`}>${eid}</a>
         ${origin && html`<span>from <a href=${`#${origin.eid}/${origin.t}`}>t=${origin.t}</a></span>`}
         <span><${Plain} text=${episode.task ?? ""} /></span>
-        <span>${episode.deliveries} turns</span> <span>reward ${number(episode.reward)}</span> <span>${episode.status}</span>
+        <span>${episode.deliveries} turns</span> <span>reward ${number(episode.reward)}</span> <${Status} status=${episode.status} />
         <${Kinds} episode=${episode} />
         ${eid !== chosen && html`<a href=${`#compare/${chosen}/${eid}`}>compare</a> <a href=${`#forks/${eid}`} aria-label=${`forks of ${eid}`}>forks</a>`}
       </div>

@@ -21,11 +21,13 @@ export function ForkHere({ eid, environment, turn, next }) {
   const [child, setChild] = useState(/** @type {Made | null} */ (null));
   const [failure, setFailure] = useState("");
   const [asking, setAsking] = useState(false);
+  const [wanted, setWanted] = useState(-1);
   useEffect(() => {
     forksAt(environment).then(setServer, () => setServer(null)); // the screen itself says that the server is away
   }, [environment]);
   if (server === null) return null;
   const fork = async () => {
+    setWanted(-1);
     setAsking(true);
     setFailure("");
     const request_id = `viewer-${[...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
@@ -38,7 +40,9 @@ export function ForkHere({ eid, environment, turn, next }) {
   };
   return html`
     <div class="fork">
-      <button disabled=${asking} onClick=${fork}>fork here</button>
+      ${wanted === turn.t
+        ? html`<p>A new session that goes on from t=${turn.t}. It counts as one of yours on the server until it ends. <button onClick=${fork}>make the fork</button> <button onClick=${() => setWanted(-1)}>cancel</button></p>`
+        : html`<button disabled=${asking} onClick=${() => setWanted(turn.t)}>fork here</button>`}
       ${failure && html`<${Trouble} text=${failure} />`}
       ${child && html`<${Commands} child=${child} server=${server} close=${() => setChild(null)} />`}
     </div>
@@ -48,10 +52,10 @@ export function ForkHere({ eid, environment, turn, next }) {
 /** @param {{child: Made, server: string, close: () => void}} properties */
 function Commands({ child, server, close }) {
   const { next, origin: { eid, t } } = child;
-  const commands = Object.entries({ Python: python(child, server, next), shell: shell(child, server, next), "curl, the same fork": curl(child) });
+  const commands = Object.entries({ Python: python(child, server, next), shell: shell(child, server, next), "curl, which asks for this fork again": curl(child) });
   return html`
     <section class="made" aria-label="The fork">
-      <p role="status">forked at t=${t}: <a class="eid" href=${`#${child.eid}`}>${child.eid}</a>, <a href=${`#forks/${eid}`}>its family</a>. Who has these commands can play it:</p>
+      <p role="status">forked at t=${t}: <a class="eid" href=${`#${child.eid}`}>${child.eid}</a>, <a href=${`#forks/${eid}`}>its family</a>. These commands play it. They hold its session id, so whoever has them can do so:</p>
       ${commands.map(([name, text]) => html`<h3>${name} <span class="copies"><${Copy} name="copy" text=${text} /></span></h3><pre tabindex="0" role="region" aria-label=${name} class="command">${text}</pre>`)}
       <button onClick=${close}>close</button>
     </section>

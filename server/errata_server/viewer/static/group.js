@@ -6,6 +6,7 @@ import { sameAction } from "./differences.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { Kinds } from "./kinds.js";
 import { Plain, Trouble } from "./output.js";
+import { Status } from "./status.js";
 import { number, oneLine } from "./text.js";
 
 /** Rollouts that are added at a time. */
@@ -56,7 +57,7 @@ function Row({ rollout: { episode, turns }, best }) {
       <td class="count">${number(episode.reward)}</td>
       <td><a href=${`#${episode.eid}`}>${episode.eid}</a></td>
       <td class="count">${episode.deliveries}</td>
-      <td>${episode.status}</td>
+      <td><${Status} status=${episode.status} /></td>
       <td>${failed ? html`<a href=${`#${episode.eid}/${failed.t}`}>t=${failed.t} <${Plain} text=${failed.error_kind ?? ""} /></a>` : turns === null ? "" : Object.keys(episode.error_kinds).length > 0 ? `after t=${turns.length - 1}` : "none"}</td>
       <td class="kinds"><${Kinds} episode=${episode} /></td>
       <td class="leaves">${episode.eid === best.episode.eid ? "the best" : fork ? html`a fork <${Compare} eid=${episode.eid} best=${best} />` : leaves && html`<${Leaves} eid=${episode.eid} leaves=${leaves} best=${best} />`}</td>

@@ -26,6 +26,11 @@ export function useEpisode(eid) {
     /** @type {Set<number>} */
     const rewarded = new Set();
     let stop = () => {};
+    /** A fork's first delivery is its parent's: what made it is no action of an agent. */
+    const own = (/** @type {api.Turn} */ turn) => {
+      const origin = turn.t === 0 ? found?.origin : null;
+      return origin ? { ...turn, kind: "fork", action: `of ${origin.eid} at t=${origin.t}`, action_cut: false } : turn;
+    };
     const show = (/** @type {api.Episode} */ episode) => setSummary((found = episode));
     const read = async () => {
       if (outdated) {
@@ -38,10 +43,10 @@ export function useEpisode(eid) {
       const cursor = known.length === 0 ? null : String(known[known.length - 1].t);
       for await (const page of api.turns(eid, cursor, leaving.signal)) {
         const last = known.length === 0 ? -1 : known[known.length - 1].t;
-        setTurns((known = [...known, ...page.turns.filter((turn) => turn.t > last)]));
+        setTurns((known = [...known, ...page.turns.filter((turn) => turn.t > last).map(own)]));
       }
       for (const t of rewarded) {
-        const turn = await api.turn(eid, t, leaving.signal);
+        const turn = own(await api.turn(eid, t, leaving.signal));
         rewarded.delete(t);
         setTurns((known = known.map((one) => (one.t === t ? turn : one))));
       }

@@ -35,7 +35,8 @@ export function PairScreen({ eids }) {
       ${failure && html`<${Trouble} text=${failure} />`}
       ${found && html`<p>${found.shared >= 0
         ? html`the same until t=${found.shared}${found.common && html` of <a class="eid" href=${`#${found.common.eid}/${found.shared - found.base}`}>${found.common.eid}</a>`}`
-        : "not forked from one another: aligned by t"}. <${Verdict} rows=${rows} first=${first} outcome=${outcome} ended=${ended} /></p>`}
+        : "not forked from one another: aligned by t"}. <${Verdict} eids=${eids} rows=${rows} first=${first} outcome=${outcome} ended=${ended} /></p>
+        ${found.episodes.some(({ origin }) => origin !== null) && html`<p class="none">t counts from where the oldest ancestor began; rewards, turns and errors in the heads are each episode's own.</p>`}`}
       ${skipped > 0 && html`<button onClick=${() => setWhole(true)}>${skipped} more turns that are the same</button>`}
       ${found && html`
         <table class="sides">
@@ -48,11 +49,11 @@ export function PairScreen({ eids }) {
   `;
 }
 
-/** @param {{rows: Row[], first: number, outcome: number, ended: boolean}} properties */
-function Verdict({ rows, first, outcome, ended }) {
+/** @param {{eids: [string, string], rows: Row[], first: number, outcome: number, ended: boolean}} properties */
+function Verdict({ eids, rows, first, outcome, ended }) {
   const said = [];
-  if (outcome !== -1 && (first === -1 || outcome < first)) said.push(`first other outcome of the same action at t=${rows[outcome].place}`);
-  if (first !== -1) said.push(rows[first].differs === "end" ? `one ends before t=${rows[first].place}` : `first other action at t=${rows[first].place}`);
+  if (outcome !== -1 && (first === -1 || outcome < first)) said.push(`the same action has another outcome at t=${rows[outcome].place}`);
+  if (first !== -1) said.push(rows[first].differs === "end" ? `${eids[rows[first].sides.findIndex((side) => side === undefined)]} ends before t=${rows[first].place}, the other goes on` : `another action at t=${rows[first].place}`);
   if (said.length === 0) said.push(ended ? "no difference" : "no difference so far");
   return html`<strong>${said.join(", ")}</strong>`;
 }

@@ -1,6 +1,7 @@
 /** The strip of an episode: a bar for each turn, by reward and error. It is the scroll bar of the timeline, too. */
 
 import { html, useLayoutEffect, useRef, useState } from "./html.js";
+import { named, number } from "./text.js";
 
 const HEIGHT = 36;
 
@@ -20,14 +21,22 @@ export function Strip({ turns, chosen, choose }) {
     if (canvas.current !== null && width > 0) draw(canvas.current, turns, chosen, width);
   }, [turns, chosen, width]);
   const take = (/** @type {PointerEvent} */ event) => {
-    if (event.buttons !== 1 || canvas.current === null) return;
+    if (canvas.current === null) return;
     const { left } = canvas.current.getBoundingClientRect();
-    const index = Math.floor(((event.clientX - left) / width) * turns.length);
-    choose(Math.max(0, Math.min(turns.length - 1, index)));
+    const index = Math.max(0, Math.min(turns.length - 1, Math.floor(((event.clientX - left) / width) * turns.length)));
+    canvas.current.title = turns[index] ? said(turns[index]) : "";
+    if (event.buttons === 1) choose(index);
   };
-  return html`<canvas class="strip" ref=${canvas} height=${HEIGHT} role="scrollbar" aria-controls="timeline" aria-orientation="horizontal"
+  return html`<p class="legend none">a bar for each turn: reward above, <span class="failed">errors</span> below</p>
+    <canvas class="strip" ref=${canvas} height=${HEIGHT} role="scrollbar" aria-controls="timeline" aria-orientation="horizontal"
     aria-label="Turns by reward and error" aria-valuemin="0" aria-valuemax=${Math.max(0, turns.length - 1)} aria-valuenow=${chosen}
     onPointerDown=${take} onPointerMove=${take} />`;
+}
+
+/** @param {import("./api.js").Turn} turn */
+function said({ t, error_kind, reward }) {
+  const facts = [`t=${t}`, error_kind === null ? "" : named(error_kind), reward === null ? "" : `reward ${number(reward)}`];
+  return facts.filter(Boolean).join(", ");
 }
 
 /**
@@ -44,7 +53,7 @@ function draw(canvas, turns, chosen, width) {
   context.scale(scale, scale);
   const style = getComputedStyle(canvas);
   const color = (/** @type {string} */ name) => style.getPropertyValue(name);
-  const [plain, error, good, mark] = ["--line", "--error", "--good", "--chosen"].map(color);
+  const [plain, error, good, mark, page] = ["--line", "--error", "--good", "--text", "--page"].map(color);
   const most = turns.reduce((found, turn) => Math.max(found, Math.abs(turn.reward ?? 0)), 0) || 1;
   const step = width / Math.max(1, turns.length);
   turns.forEach((turn, index) => {
@@ -58,7 +67,9 @@ function draw(canvas, turns, chosen, width) {
       context.fillRect(left, HEIGHT - 10 - tall, thick, tall);
     }
   });
-  context.fillStyle = mark;
-  context.fillRect(chosen * step, 0, Math.max(2, step), 2);
-  context.fillRect(chosen * step, HEIGHT - 2, Math.max(2, step), 2);
+  // Two colours, so that the frame stands out on whatever is below it.
+  for (const [color, inset] of [[page, 1.5], [mark, 0.5]]) {
+    context.strokeStyle = String(color);
+    context.strokeRect(chosen * step + Number(inset), Number(inset), Math.max(2, step - 2 * Number(inset)), HEIGHT - 2 * Number(inset));
+  }
 }

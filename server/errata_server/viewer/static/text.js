@@ -82,18 +82,57 @@ export function number(value) {
   return value === null || value === undefined ? "" : String(Number(value.toPrecision(6)));
 }
 
+/** Fields of an action that say nothing of what the agent did. */
+const UNSAID = new Set(["metadata", "timeout_s", "type"]);
+
 /**
- * Return an action in one line: of an object with one text, that text.
+ * Return whether a field of an action holds something.
+ * @param {any} value
+ */
+export function isSaid(value) {
+  return value !== null && value !== "" && !(typeof value === "object" && Object.keys(value).length === 0);
+}
+
+/**
+ * Return an action in one line, as `errata replay` prints it.
  * @param {any} action
  */
 export function oneLine(action) {
-  if (typeof action === "string") return clipped(action);
-  if (action === null || typeof action !== "object") return action === null ? "" : String(action);
-  const called = typeof action.tool_name === "string" ? action.tool_name : action.params?.name;
-  const inner = action.arguments ?? action.params?.arguments ?? action;
-  const texts = Object.values(inner).filter((value) => typeof value === "string" && value !== called);
-  const text = texts.length === 1 ? texts[0] : JSON.stringify(inner);
-  return clipped(typeof called === "string" ? `${called}: ${text}` : text);
+  return clipped(textOf(action));
+}
+
+/** @param {any} action */
+function textOf(action) {
+  if (typeof action === "string") return action;
+  if (action === null || action === undefined) return "";
+  if (typeof action !== "object" || Array.isArray(action)) return compact(action);
+  if (typeof action.params?.name === "string") return `${action.params.name} ${compact(action.params.arguments ?? {})}`;
+  if (typeof action.tool_name === "string") return `${action.tool_name} ${compact(action.arguments ?? {})}`;
+  const { tool, ...said } = Object.fromEntries(Object.entries(action).filter(([name, value]) => !UNSAID.has(name) && isSaid(value)));
+  const values = Object.values(said);
+  if ((tool === undefined || tool === "run") && values.length === 1 && typeof values[0] === "string") return values[0];
+  if (typeof tool !== "string") return compact(said);
+  return values.every((value) => typeof value === "string") ? [tool, ...values.map(summarised)].join(" ") : `${tool} ${compact(said)}`;
+}
+
+/**
+ * Return an argument of a tool: a file or a patch of several lines as the number of lines.
+ * @param {any} text
+ */
+function summarised(text) {
+  const lines = text.split("\n").length - 1;
+  return lines <= 1 ? text : `(${lines} lines)`;
+}
+
+/**
+ * Return a value of JSON in one line.
+ * @param {any} value
+ * @returns {string}
+ */
+function compact(value) {
+  if (value === null || typeof value !== "object") return JSON.stringify(value);
+  if (Array.isArray(value)) return `[${value.map(compact).join(", ")}]`;
+  return `{${Object.entries(value).map(([name, held]) => `${JSON.stringify(name)}: ${compact(held)}`).join(", ")}}`;
 }
 
 /** @param {string} text */

@@ -20,6 +20,7 @@ export function TurnDetail({ eid, turn, view, setView, setUsual }) {
   return html`
     <article class="turn" aria-label=${`Turn ${turn.t}`}>
       <h2>t=${turn.t} <small>${turn.kind}${turn.done ? ", the last" : ""}</small></h2>
+      ${turn.kind === "fork" && html`<p class="none">the state that the fork began with is its parent's, with the parent's marker</p>`}
       <${Marker} turn=${turn} />
       <h3>Action</h3>
       <${Sent} key=${turn.t} eid=${eid} turn=${turn} />
@@ -147,7 +148,8 @@ function Fields({ text }) {
   }
   const observation = payload?.observation ?? payload;
   if (observation === null || typeof observation !== "object" || Array.isArray(observation)) return html`<${Output} text=${text} label="State" />`;
-  const shown = Object.entries(observation).filter(([name, value]) => !MARKERS.has(name) && value !== null && value !== "" && !(name === "metadata" && Object.keys(value).length === 0));
+  const fields = Object.entries(observation).sort(([one], [other]) => Number(one === "metadata") - Number(other === "metadata"));
+  const shown = fields.filter(([name, value]) => !MARKERS.has(name) && value !== null && value !== "" && !(name === "metadata" && Object.keys(value).length === 0));
   return html`<dl class="fields">${shown.map(
     ([name, value]) => html`<dt><${Plain} text=${name} /></dt><dd><${Output} text=${typeof value === "string" ? value : JSON.stringify(value, null, 1)} label=${name} /></dd>`,
   )}</dl>`;
