@@ -13,6 +13,8 @@ import pytest
 
 from errata_client import Connection, EnvPool, ErrataClient
 
+from ..viewer.test_login import log_in
+from ..viewer.visits import button, visit
 from .conftest import ROOT, Compose
 from .vanilla import GENERATIONS, played
 
@@ -82,6 +84,23 @@ async def test_both_environments_are_played_with_markers_states_and_forks(envs: 
         ] == 0
         over = await client.step({"tool": "submit"})
         assert (over.done, over.reward) == (True, 0.0)
+
+
+async def test_a_person_looks_at_an_episode_through_the_published_port(envs: Compose) -> None:
+    async with ErrataClient(f"{envs.url}/terminal", headers=envs.headers) as client:
+        await client.reset()
+        await client.step({"command": "echo fine"})
+        await client.step({"command": "python3 -c 'import nothing_like_it'"})
+        async with visit(f"{envs.url}/viewer/#{client.eid}/error", troubles=["401"]) as page:
+            await log_in(page, envs.token)
+            await page.until("document.querySelector('.turn[aria-label=\"Turn 2\"] .digest.same')")
+            said = await page.evaluate("document.querySelector('.turn').innerText")
+            assert "import_error" in said and "No module named 'nothing_like_it'" in said
+            await page.click(button("fork here"))
+            await page.click(button("make the fork"))
+            child = await page.until("document.querySelector('.made .eid')?.innerText")
+            await page.evaluate(f"location.hash = '{child}'")
+            await page.until("document.querySelector('.stream.live') && document.querySelector('.digest.same')")
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from errata_client import ErrataClient
+from errata_client import EnvPool, ErrataClient
 from errata_server.cli.source import runtime_for_reading
 from errata_server.runtime import changes
 from errata_server.runtime.changes import Changes
@@ -27,13 +28,14 @@ LIVE = "document.querySelector('.stream.live')"
 NEWS = "document.querySelector('button.news')"
 CHOSEN = "Number(document.querySelector('.row.chosen .t')?.innerText)"
 SHOWN = "[...document.querySelectorAll('.row .t')].map((each) => Number(each.innerText))"
-EIDS = "[...document.querySelectorAll('tbody a')].map((each) => each.hash.slice(1))"
+EIDS = "[...document.querySelectorAll('tbody td:first-child a:first-child')].map((each) => each.hash.slice(1))"
 NO_STREAM = """(async () => {
     while (!/^errata_event_streams 0/m.test(await (await fetch("/metrics")).text())) {
         await new Promise((resolve) => setTimeout(resolve, 20));
     }
 })()"""
 """Waits until the server has no stream."""
+COUNTS = "[...document.querySelectorAll('tbody td.count:nth-child(3)')].reduce((sum, each) => sum + +each.innerText, 0)"
 CARDS = "[...document.querySelectorAll('.wall li')].map((each) => each.innerText)"
 
 
@@ -71,7 +73,7 @@ async def test_a_running_episode_grows_and_its_end_is_followed_from_the_end_only
         for t in (1, 2, 3):  # the reader stands at the end
             await env.step({"command": "fail it!" if t == 2 else f"echo {t}"})
             await page.until(f"{TURNS} === {t + 1} && {CHOSEN} === {t} && location.hash.endsWith('/{t}')")
-        assert await page.evaluate(fact("turns")) == "4"
+        assert await page.evaluate(fact("turns")) == "4 (t=0 to 3)"
         assert await page.evaluate(fact("errors")) == "command_not_found 1"
         assert await page.evaluate(fact("reward")) == "-0.3"
         assert await page.evaluate(fact("status")) == "open"
@@ -103,6 +105,37 @@ async def test_the_end_of_a_session_and_a_late_reward_are_shown(server: LocalSer
         await env.end_session()
     await page.until(f"{fact('status')} === 'closed'")
     assert await page.evaluate(TURNS) == 2
+
+
+async def test_screens_are_read_beside_many_sessions_that_step(server: LocalServer, page: Page) -> None:
+    """Each screen has what it shows while 200 sessions step as fast as they can, a tenth of their steps with errors."""
+    going, steps = True, 0
+    async with EnvPool(server.url, 200) as pool:
+        await pool.reset_batch([{"task": f"task-{n}"} for n in range(200)])
+
+        async def play() -> None:
+            nonlocal steps
+            while going:
+                await pool.step_batch([{"command": "fail it!" if n % 10 == 0 else "ls"} for n in range(200)])
+                steps += 200
+
+        playing = asyncio.create_task(play())
+        try:
+            await page.open(f"{server.url}/viewer/")
+            await page.until(f"{LIVE} && {EIDS}.length === 100")
+            before = await page.evaluate(COUNTS)
+            await page.until(f"{COUNTS} > {before}")
+            await page.evaluate("location.hash = 'live'")
+            await page.until(f"{CARDS}.length >= 5")
+            eid = await page.evaluate("document.querySelector('.wall a').hash.slice(1).split('/')[0]")
+            await page.evaluate(f"location.hash = '{eid}/1'")
+            await page.until("document.querySelector('.facts.failed') && document.querySelector('.digest.same')")
+            grown = await page.evaluate(TURNS)
+            await page.until(f"{TURNS} > {grown}")
+            assert not playing.done() and steps > 0
+        finally:
+            going = False
+            await playing
 
 
 async def test_a_deleted_episode_says_so(server: LocalServer, page: Page) -> None:

@@ -3,6 +3,7 @@
 import { html, useEffect, useMemo, useState } from "./html.js";
 import { offers } from "./offers.js";
 import { STATUSES, meaning } from "./status.js";
+import { named } from "./text.js";
 
 /** Fields of the form, in its order: name, label, type of input, and what stands in it while it is empty. */
 const FIELDS = [
@@ -75,7 +76,10 @@ function Choice({ name, value }) {
   return html`<select name=${name}>${["", ...STATUSES].map((one) => html`<option value=${one} title=${meaning(one)} selected=${one === value}>${one}</option>`)}</select>`;
 }
 
-/** @param {{listed: import("./api.js").Episode[]}} properties */
+/**
+ * Words for fields; one with hidden characters is not offered, because a browser would show it as it is.
+ * @param {{listed: import("./api.js").Episode[]}} properties
+ */
 function Words({ listed }) {
   const [served, setServed] = useState(/** @type {string[]} */ ([]));
   useEffect(() => {
@@ -89,7 +93,7 @@ function Words({ listed }) {
     run: listed.map(({ run }) => run),
     group: listed.map(({ group }) => group),
   };
-  return WHOLE.map((name) => html`<datalist id=${`words-${name}`}>${[...new Set(words[name])].filter((word) => word).sort().slice(0, WORDS).map((word) => html`<option value=${word} />`)}</datalist>`);
+  return WHOLE.map((name) => html`<datalist id=${`words-${name}`}>${[...new Set(words[name])].filter((word) => word && named(word) === word).sort().slice(0, WORDS).map((word) => html`<option value=${word} />`)}</datalist>`);
 }
 
 /**

@@ -14,8 +14,8 @@ const ROLLOUTS = 64;
 /** First turns of each that are looked at. */
 const TURNS = 200;
 const AT_ONCE = 4;
-/** Width of a turn's bar and height of a bar, CSS pixels. */
-const [BAR, HEIGHT] = [4, 22];
+/** Most and least width of a turn's bar, all bars of a rollout, and height, CSS pixels. */
+const [WIDE, NARROW, ALL, HEIGHT] = [12, 4, 240, 22];
 
 /** @typedef {import("./address.js").Labels} Labels */
 /**
@@ -29,6 +29,8 @@ export function GroupScreen({ labels }) {
   const { rollouts, next, total, failure, loading, more } = useGroup(labels);
   const best = rollouts.find(({ episode }) => episode.origin === null) ?? rollouts[0];
   const said = Object.entries(labels).filter(([, value]) => value !== "");
+  const longest = Math.max(1, ...rollouts.map(({ turns }) => turns?.length ?? 0));
+  const bar = Math.max(NARROW, Math.min(WIDE, Math.floor(ALL / longest)));
   const mean = rollouts.reduce((sum, { episode }) => sum + episode.reward, 0) / rollouts.length;
   return html`
     <main class="group">
@@ -39,7 +41,7 @@ export function GroupScreen({ labels }) {
         <div class="scrolls" tabindex="0" role="region" aria-label="Rollouts">
           <table>
             <thead><tr>${["reward", "episode", "turns", "status", "first error", "errors", "leaves the best at", "turns by reward and error"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-            <tbody>${rollouts.map((rollout) => html`<${Row} key=${rollout.episode.eid} rollout=${rollout} best=${best} />`)}</tbody>
+            <tbody>${rollouts.map((rollout) => html`<${Row} key=${rollout.episode.eid} rollout=${rollout} best=${best} bar=${bar} />`)}</tbody>
           </table>
         </div>`}
       ${next !== null && html`<button disabled=${loading} onClick=${more}>more</button>`}
@@ -47,8 +49,8 @@ export function GroupScreen({ labels }) {
   `;
 }
 
-/** @param {{rollout: Rollout, best: Rollout}} properties */
-function Row({ rollout: { episode, turns }, best }) {
+/** @param {{rollout: Rollout, best: Rollout, bar: number}} properties ``bar``: width of a turn's bar, CSS pixels. */
+function Row({ rollout: { episode, turns }, best, bar }) {
   const failed = turns?.find((turn) => turn.error_kind !== null);
   const fork = (episode.origin ?? best.episode.origin) !== null; // its turns are those behind its parent's
   const leaves = turns === null || best.turns === null || fork ? null : parting(turns, best.turns);
@@ -61,7 +63,7 @@ function Row({ rollout: { episode, turns }, best }) {
       <td>${failed ? html`<a href=${`#${episode.eid}/${failed.t}`}>t=${failed.t} <${Plain} text=${failed.error_kind ?? ""} /></a>` : turns === null ? "" : Object.keys(episode.error_kinds).length > 0 ? `after t=${turns.length - 1}` : "none"}</td>
       <td class="kinds"><${Kinds} episode=${episode} /></td>
       <td class="leaves">${episode.eid === best.episode.eid ? "the best" : fork ? html`a fork <${Compare} eid=${episode.eid} best=${best} />` : leaves && html`<${Leaves} eid=${episode.eid} leaves=${leaves} best=${best} />`}</td>
-      <td>${turns && html`<${Bars} turns=${turns} leaves=${leaves?.t ?? null} label=${`${episode.eid}: ${turns.length} turns, ${turns.filter((turn) => turn.error_kind !== null).length} with an error`} />`}</td>
+      <td>${turns && html`<${Bars} bar=${bar} turns=${turns} leaves=${leaves?.t ?? null} label=${`${episode.eid}: ${turns.length} turns, ${turns.filter((turn) => turn.error_kind !== null).length} with an error`} />`}</td>
     </tr>
   `;
 }
@@ -97,37 +99,38 @@ function parting(turns, others) {
   return { t: null, own: undefined, other: undefined, whole: Math.max(turns.length, others.length) < TURNS };
 }
 
-/** @param {{turns: api.Turn[], leaves: number | null, label: string}} properties */
-function Bars({ turns, leaves, label }) {
+/** @param {{bar: number, turns: api.Turn[], leaves: number | null, label: string}} properties */
+function Bars({ bar, turns, leaves, label }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   useLayoutEffect(() => {
-    if (canvas.current !== null) draw(canvas.current, turns, leaves);
-  }, [turns, leaves]);
-  return html`<canvas class="rollout" ref=${canvas} width=${turns.length * BAR} height=${HEIGHT} role="img" aria-label=${label} />`;
+    if (canvas.current !== null) draw(canvas.current, turns, leaves, bar);
+  }, [turns, leaves, bar]);
+  return html`<canvas class="rollout" ref=${canvas} width=${turns.length * bar} height=${HEIGHT} role="img" aria-label=${label} />`;
 }
 
 /**
  * @param {HTMLCanvasElement} canvas
  * @param {api.Turn[]} turns
  * @param {number | null} leaves
+ * @param {number} bar
  */
-function draw(canvas, turns, leaves) {
+function draw(canvas, turns, leaves, bar) {
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   const style = getComputedStyle(canvas);
   const [plain, error, good, mark] = ["--line", "--error", "--good", "--chosen"].map((name) => style.getPropertyValue(name));
   context.clearRect(0, 0, canvas.width, HEIGHT);
   turns.forEach((turn, index) => {
-    const left = index * BAR;
+    const left = index * bar;
     context.fillStyle = turn.error_kind === null ? plain : error;
-    context.fillRect(left, HEIGHT - 10, BAR - 1, 10);
+    context.fillRect(left, HEIGHT - 10, bar - 1, 10);
     if (turn.reward) {
       context.fillStyle = turn.reward > 0 ? good : error;
-      context.fillRect(left, 3, BAR - 1, 7);
+      context.fillRect(left, 3, bar - 1, 7);
     }
     if (turn.t === leaves) {
       context.fillStyle = mark;
-      context.fillRect(left, 0, BAR - 1, 2);
-      context.fillRect(left, HEIGHT - 2, BAR - 1, 2);
+      context.fillRect(left, 0, bar - 1, 2);
+      context.fillRect(left, HEIGHT - 2, bar - 1, 2);
     }
   });
 }
