@@ -118,6 +118,28 @@ async def test_keys_move_through_the_turns(page: Page) -> None:
         assert (await page.evaluate("location.hash")).endswith(f"/{t}")
 
 
+async def test_the_chosen_turn_stays_in_view_when_the_window_gets_smaller(page: Page) -> None:
+    await look(page, COMMANDS[-1])
+    for height in (900, 480):
+        await page.call(
+            "Emulation.setDeviceMetricsOverride", width=1200, height=height, deviceScaleFactor=1, mobile=False
+        )
+        await page.until(
+            "((list, row) => list.bottom < innerHeight + 2 && row.top > list.top - 2 && row.bottom < list.bottom + 2)"
+            "(...['.timeline', '.row.chosen'].map((each) => document.querySelector(each).getBoundingClientRect()))"
+        )
+
+
+async def test_a_first_error_of_a_kind_has_an_address(page: Page) -> None:
+    await page.evaluate("window.eid ??= document.querySelector('tbody a').hash.slice(1)")
+    for kind, t in (("command_not_found", 1), ("no_such_kind", None)):
+        await page.evaluate(f"location.hash = `#${{eid}}/error/{kind}`")
+        if t is not None:
+            await at(page, t)
+        else:
+            await page.until("document.querySelector('.detail').innerText === 'no turn failed so'")
+
+
 async def test_a_narrow_window_needs_no_scrolling_sideways(page: Page) -> None:
     await page.call("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=True)
     assert await page.evaluate("document.documentElement.scrollWidth") == 360

@@ -245,6 +245,8 @@ async def test_an_episode_names_its_forks_and_a_fork_what_it_began_with(family: 
     assert await page.evaluate(f"[...{at}.querySelectorAll('a')].map((each) => each.hash)") == [
         f"#forks/{family.parent}", f"#{family.parent}/2", f"#{family.parent}/3",
     ]  # fmt: skip
+    await page.until("document.querySelector('.digest.same')")
+    await page.quiet()
     await page.open("about:blank")
     await page.open(f"{family.url}/viewer/#{family.grandchild}/0")
     await page.until("document.querySelector('.digest.same')")

@@ -137,10 +137,12 @@ async def test_a_fork_is_compared_by_its_whole_history(group: Group, page: Page)
         await child.step({"command": "c"})
         await child.close()
     await page.open(f"{group.url}/viewer/#group?group=forks")
-    await page.until(f"{ROWS}.length === 2 && {READ % 2}")
+    await page.until(f"{ROWS}.length === 2 && {READ % 1}")
     rows = await cells(page)
-    assert rows[str(child.eid)][6] == "a fork compare" and rows[str(env.eid)][6] == "the best"
-    await page.click("document.querySelector('.leaves a')")
+    assert rows[str(child.eid)][6] == f"a fork of {env.eid} at t=2 compare" and rows[str(env.eid)][6] == "the best"
+    said = await page.evaluate("document.querySelector('[role=status].none').innerText")
+    assert said.startswith("1 rollouts, mean reward") and said.endswith("; 1 fork beside them")
+    await page.click("document.querySelector('.leaves a:last-child')")
     await page.until("document.querySelector('.sides tr.first')?.innerText.startsWith('3')")
 
 

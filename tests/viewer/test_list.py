@@ -97,7 +97,7 @@ async def test_an_empty_list_says_why(page: Page) -> None:
     await page.fill("document.querySelector('input[name=task]')", "task")
     await page.click("document.querySelector('.filters button')")
     said = await page.until("document.querySelector('main > .none')?.innerText")
-    assert said.startswith("no episodes with these filters: task must be the whole name")
+    assert said.startswith("no episodes with these filters; task must be a whole name")
     await page.click("[...document.querySelectorAll('.filters a')].find((each) => each.innerText === 'clear filters')")
     await page.until(f"{ROWS} === 100 && location.search === ''")
 
@@ -115,7 +115,7 @@ async def test_errors_of_a_row_lead_to_the_first(page: Page) -> None:
     await page.until(f"{ROWS} > 0 && {ROWS} < 20")
     await page.click("document.querySelector('td.kinds a')")
     await page.until("document.querySelector('.turn[aria-label=\"Turn 2\"] .facts.failed')")
-    assert (await page.evaluate("location.hash")).endswith("/error")
+    assert (await page.evaluate("location.hash")).endswith("/error/command_not_found")
     await page.call("Input.dispatchKeyEvent", type="keyDown", key="k")
     await page.until("location.hash.endsWith('/1')")
 

@@ -73,7 +73,7 @@ async def test_a_running_episode_grows_and_its_end_is_followed_from_the_end_only
         for t in (1, 2, 3):  # the reader stands at the end
             await env.step({"command": "fail it!" if t == 2 else f"echo {t}"})
             await page.until(f"{TURNS} === {t + 1} && {CHOSEN} === {t} && location.hash.endsWith('/{t}')")
-        assert await page.evaluate(fact("turns")) == "4 (t=0 to 3)"
+        assert await page.evaluate(fact("turns")) == "4, t=0 to 3"
         assert await page.evaluate(fact("errors")) == "command_not_found 1"
         assert await page.evaluate(fact("reward")) == "-0.3"
         assert await page.evaluate(fact("status")) == "open"

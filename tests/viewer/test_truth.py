@@ -50,7 +50,9 @@ async def test_bytes_with_another_digest_are_said_to_be_others(played: tuple[str
         assert digest in said and "NOT the digest of the raw bytes" in said
         await press(page, "j")
         await shown(page, 3)
-        assert "raw has the bytes that were sent" in await page.evaluate("document.querySelector('.digest').innerText")
+        assert "raw has the bytes whose digest was recorded" in await page.evaluate(
+            "document.querySelector('.digest').innerText"
+        )
 
 
 async def test_a_browser_that_cannot_check_says_so(played: tuple[str, str]) -> None:

@@ -1,5 +1,6 @@
 /** What the address names: a screen, and what it shows. */
 
+/** @typedef {{kind: string}} FirstError The first turn that failed with an error of a kind; "" is any. */
 /** @typedef {{group: string, step: string, run: string}} Labels Those that are wanted; "" is any. */
 
 /**
@@ -8,7 +9,7 @@
  *   | {screen: "forks", eid: string}
  *   | {screen: "compare", eids: [string, string]}
  *   | {screen: "group", labels: Labels}
- *   | {screen: "episode", eid: string, t: number | "error" | null}} Place ``error``: the first turn that failed
+ *   | {screen: "episode", eid: string, t: number | FirstError | null}} Place
  */
 
 /**
@@ -27,7 +28,7 @@ export function placeOf(hash) {
   if (first === "live") return { screen: "live" };
   if (first === "forks" && second) return { screen: "forks", eid: second };
   if (first === "compare" && second && third) return { screen: "compare", eids: [second, third] };
-  if (second === "error") return { screen: "episode", eid: first, t: second };
+  if (second === "error") return { screen: "episode", eid: first, t: { kind: third ?? "" } };
   return { screen: "episode", eid: first, t: /^[0-9]{1,15}$/.test(second ?? "") ? Number(second) : null };
 }
 

@@ -22,14 +22,14 @@ const KEYS = [
 ];
 
 /**
- * @param {{eid: string, t: number | "error" | null}} properties
+ * @param {{eid: string, t: number | import("./address.js").FirstError | null}} properties
  */
 export function EpisodeScreen({ eid, t }) {
   const { summary, turns, complete, failure, trouble, stream } = useEpisode(eid);
   const [wanted, setView] = useState(/** @type {string | null} */ (null));
   const [usual, setUsual] = useState(VIEWS[0]);
   const view = wanted ?? usual;
-  const found = t === null ? -1 : turns.findIndex((turn) => (t === "error" ? turn.error_kind !== null && turn.kind !== "fork" : turn.t === t));
+  const found = t === null ? -1 : turns.findIndex(typeof t === "number" ? (turn) => turn.t === t : (turn) => isError(turn, t.kind));
   const chosen = Math.max(0, found);
   const choose = useCallback((/** @type {number} */ index) => {
     if (turns[index] !== undefined) history.replaceState(null, "", `#${eid}/${turns[index].t}`);
@@ -47,17 +47,26 @@ export function EpisodeScreen({ eid, t }) {
       <div class="panes">
         <${Timeline} turns=${turns} chosen=${chosen} choose=${choose} />
         <section class="detail" aria-label="The chosen turn">
-          ${turns[chosen] && html`<${ForkHere} eid=${eid} environment=${summary.environment} turn=${turns[chosen]} next=${turns[chosen + 1]} />`}
+          ${turns[chosen] && (t === null || found !== -1) && html`<${ForkHere} eid=${eid} environment=${summary.environment} turn=${turns[chosen]} next=${turns[chosen + 1]} />`}
           ${turns[chosen] === undefined
             ? html`<p class="none">no turns</p>`
             : t !== null && found === -1
-              ? html`<p class="none">${t !== "error" ? `no turn ${t} yet` : complete ? "no turn failed" : "looking for the first error"}</p>`
+              ? html`<p class="none">${typeof t === "number" ? `no turn ${t} yet` : complete ? "no turn failed so" : "looking for the first error"}</p>`
               : html`<${TurnDetail} eid=${eid} turn=${turns[chosen]} view=${view} setView=${setView} setUsual=${setUsual} />`}
         </section>
       </div>
       <p class="keys">${KEYS.map(([keys, what]) => html`<span><kbd>${keys}</kbd> ${what}</span>`)}</p>
     </main>
   `;
+}
+
+/**
+ * Return whether a turn failed with an error of its own, of a kind or of any.
+ * @param {api.Turn} turn
+ * @param {string} kind
+ */
+function isError({ kind: request, error_kind }, kind) {
+  return error_kind !== null && request !== "fork" && (kind === "" || error_kind === kind);
 }
 
 /** @param {{episode: api.Episode}} properties */
@@ -67,11 +76,11 @@ function Heading({ episode }) {
     ["environment", episode.environment],
     ["task", episode.task],
     ["reward", number(episode.reward)],
-    ["turns", episode.deliveries > 0 ? `${episode.deliveries} (t=0 to ${episode.deliveries - 1})` : "none"],
+    ["turns", `${episode.deliveries}${episode.deliveries > 1 ? `, t=0 to ${episode.deliveries - 1}` : ""}`],
     ["errors", kinds.join(", ") || "none"],
     ["began", new Date(episode.created * 1000).toLocaleString()],
-    ["lasted", episode.last === null ? "" : duration(episode.last - episode.created)],
-    ["alias", episode.episode_id],
+    ["first to last turn", episode.last === null ? "" : duration(episode.last - episode.created)],
+    ["episode_id", episode.episode_id],
     ["run", episode.run],
     ["step", episode.step === null || episode.step === undefined ? "" : String(episode.step)],
   ];

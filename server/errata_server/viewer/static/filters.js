@@ -102,6 +102,8 @@ function Words({ listed }) {
  */
 export function Nothing({ query }) {
   const whole = FIELDS.filter(([name]) => WHOLE.includes(name) && query[name]).map(([, label]) => label);
+  const searched = query.text ? ["search looks in task, eid and alias"] : [];
+  const compared = whole.length > 0 ? [`${whole.join(", ")} must be a whole name, one of those that the field offers`] : [];
   return html`<p class="none">${isFiltered(query) ? "no episodes with these filters" : "no episodes"}${
-    whole.length > 0 && `: ${whole.join(", ")} must be the whole name, of which the field offers those that were listed`}</p>`;
+    [...searched, ...compared].map((why) => `; ${why}`)}</p>`;
 }

@@ -41,7 +41,7 @@ export function ForkHere({ eid, environment, turn, next }) {
   return html`
     <div class="fork">
       ${wanted === turn.t
-        ? html`<p>A new session that goes on from t=${turn.t}. It counts as one of yours on the server until it ends. <button onClick=${fork}>make the fork</button> <button onClick=${() => setWanted(-1)}>cancel</button></p>`
+        ? html`<p>A new session that goes on from t=${turn.t}. It has the labels of its parent, and keeps a place on the server until it is closed or nobody has asked it for long. <button onClick=${fork}>make the fork</button> <button onClick=${() => setWanted(-1)}>cancel</button></p>`
         : html`<button disabled=${asking} onClick=${() => setWanted(turn.t)}>fork here</button>`}
       ${failure && html`<${Trouble} text=${failure} />`}
       ${child && html`<${Commands} child=${child} server=${server} close=${() => setChild(null)} />`}
@@ -52,10 +52,10 @@ export function ForkHere({ eid, environment, turn, next }) {
 /** @param {{child: Made, server: string, close: () => void}} properties */
 function Commands({ child, server, close }) {
   const { next, origin: { eid, t } } = child;
-  const commands = Object.entries({ Python: python(child, server, next), shell: shell(child, server, next), "curl, which asks for this fork again": curl(child) });
+  const commands = Object.entries({ Python: python(child, server, next), shell: shell(child, server, next), "curl, whose answer names this fork and its session once more": curl(child) });
   return html`
     <section class="made" aria-label="The fork">
-      <p role="status">forked at t=${t}: <a class="eid" href=${`#${child.eid}`}>${child.eid}</a>, <a href=${`#forks/${eid}`}>its family</a>. These commands play it. They hold its session id, so whoever has them can do so:</p>
+      <p role="status">forked at t=${t}: <a class="eid" href=${`#${child.eid}`}>${child.eid}</a>, <a href=${`#forks/${eid}`}>its family</a>. These commands play it, with the parent's next action: put another one in its place. They hold the session id, which is shown here only, and whoever has it can play:</p>
       ${commands.map(([name, text]) => html`<h3>${name} <span class="copies"><${Copy} name="copy" text=${text} /></span></h3><pre tabindex="0" role="region" aria-label=${name} class="command">${text}</pre>`)}
       <button onClick=${close}>close</button>
     </section>

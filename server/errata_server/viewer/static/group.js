@@ -31,16 +31,18 @@ export function GroupScreen({ labels }) {
   const said = Object.entries(labels).filter(([, value]) => value !== "");
   const longest = Math.max(1, ...rollouts.map(({ turns }) => turns?.length ?? 0));
   const bar = Math.max(NARROW, Math.min(WIDE, Math.floor(ALL / longest)));
-  const mean = rollouts.reduce((sum, { episode }) => sum + episode.reward, 0) / rollouts.length;
+  const own = rollouts.filter(({ episode }) => episode.origin === null);
+  const forks = rollouts.length - own.length;
+  const mean = own.reduce((sum, { episode }) => sum + episode.reward, 0) / own.length;
   return html`
     <main class="group">
       <h1>Group <small>${said.map(([name, value]) => html`${name} <b><${Plain} text=${value} /></b> `)}</small></h1>
       ${failure && html`<${Trouble} text=${failure} />`}
-      <p role="status" class="none">${loading ? "loading " : ""}${said.length === 0 ? "the address names no label" : `${rollouts.length}${total} rollouts${rollouts.length > 0 ? `, mean reward ${number(mean)}, most ${number(rollouts[0].episode.reward)}, least ${number(rollouts[rollouts.length - 1].episode.reward)}` : ""}`}</p>
+      <p role="status" class="none">${loading ? "loading " : ""}${said.length === 0 ? "the address names no label" : `${own.length}${total} rollouts${own.length > 0 ? `, mean reward ${number(mean)}, most ${number(own[0].episode.reward)}, least ${number(own[own.length - 1].episode.reward)}` : ""}${forks > 0 ? `; ${forks} ${forks === 1 ? "fork" : "forks"} beside them` : ""}`}</p>
       ${rollouts.length > 0 && html`
         <div class="scrolls" tabindex="0" role="region" aria-label="Rollouts">
           <table>
-            <thead><tr>${["reward", "episode", "turns", "status", "first error", "errors", "leaves the best at", "turns by reward and error"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+            <thead><tr>${["reward", "episode", "turns", "status", "first error", "errors", "leaves the best at", "turns by reward and error, marked where it leaves"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
             <tbody>${rollouts.map((rollout) => html`<${Row} key=${rollout.episode.eid} rollout=${rollout} best=${best} bar=${bar} />`)}</tbody>
           </table>
         </div>`}
@@ -62,7 +64,7 @@ function Row({ rollout: { episode, turns }, best, bar }) {
       <td><${Status} status=${episode.status} /></td>
       <td>${failed ? html`<a href=${`#${episode.eid}/${failed.t}`}>t=${failed.t} <${Plain} text=${failed.error_kind ?? ""} /></a>` : turns === null ? "" : Object.keys(episode.error_kinds).length > 0 ? `after t=${turns.length - 1}` : "none"}</td>
       <td class="kinds"><${Kinds} episode=${episode} /></td>
-      <td class="leaves">${episode.eid === best.episode.eid ? "the best" : fork ? html`a fork <${Compare} eid=${episode.eid} best=${best} />` : leaves && html`<${Leaves} eid=${episode.eid} leaves=${leaves} best=${best} />`}</td>
+      <td class="leaves">${episode.eid === best.episode.eid ? "the best" : fork ? html`a fork${episode.origin && html` of <a href=${`#${episode.origin.eid}/${episode.origin.t}`}>${episode.origin.eid} at t=${episode.origin.t}</a>`} <${Compare} eid=${episode.eid} best=${best} />` : leaves && html`<${Leaves} eid=${episode.eid} leaves=${leaves} best=${best} />`}</td>
       <td>${turns && html`<${Bars} bar=${bar} turns=${turns} leaves=${leaves?.t ?? null} label=${`${episode.eid}: ${turns.length} turns, ${turns.filter((turn) => turn.error_kind !== null).length} with an error`} />`}</td>
     </tr>
   `;

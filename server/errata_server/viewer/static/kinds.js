@@ -10,10 +10,9 @@ export function Kinds({ episode }) {
 }
 
 /**
- * The same, as a link to the first turn that failed.
+ * The same, each as a link to the first turn that failed so.
  * @param {{episode: import("./api.js").Episode}} properties
  */
 export function KindLinks({ episode }) {
-  const kinds = Object.keys(episode.error_kinds);
-  return kinds.length > 0 ? html`<a href=${`#${episode.eid}/error`} title="the first error"><${Kinds} episode=${episode} /></a>` : null;
+  return Object.entries(episode.error_kinds).map(([kind, count], index) => html`${index > 0 && ", "}<a href=${`#${episode.eid}/error/${encodeURIComponent(kind)}`} title="its first turn"><${Plain} text=${kind} /></a> ${count}`);
 }

@@ -44,7 +44,7 @@ function Failure({ episode, turn }) {
         <strong><${Plain} text=${turn.error_kind ?? ""} /></strong>
         <span><${Plain} text=${episode.task ?? episode.environment} /></span>
         <code><${Plain} text=${oneLine(turn.action)} /></code>
-        <small>${episode.eid} t=${turn.t}, ${duration(Date.now() / 1000 - (turn.created ?? 0))} ago, reward ${number(episode.reward)}</small>
+        <small>${episode.eid} t=${turn.t}${episode.deliveries - 1 > turn.t ? `, now at t=${episode.deliveries - 1}` : ""}, ${duration(Date.now() / 1000 - (turn.created ?? 0))} ago, reward ${number(episode.reward)}</small>
       </a>
     </li>
   `;

@@ -40,7 +40,7 @@ export function PairScreen({ eids }) {
       ${skipped > 0 && html`<button onClick=${() => setWhole(true)}>${skipped} more turns that are the same</button>`}
       ${found && html`
         <table class="sides">
-          <thead><tr><th scope="col">t</th>${found.episodes.map((episode) => html`<${Side} episode=${episode} />`)}</tr></thead>
+          <thead><tr><th scope="col">t</th>${found.episodes.map((episode) => html`<${Side} episode=${episode} role=${roleOf(episode, found.episodes)} />`)}</tr></thead>
           <tbody>${rows.slice(skipped).map((row, index) => html`<${Turns} key=${row.place} row=${row} mark=${skipped + index === marked} />`)}</tbody>
         </table>`}
       ${!ended && !loading && html`<button onClick=${more}>more</button>`}
@@ -58,9 +58,19 @@ function Verdict({ eids, rows, first, outcome, ended }) {
   return html`<strong>${said.join(", ")}</strong>`;
 }
 
-/** @param {{episode: import("./api.js").Episode}} properties */
-function Side({ episode }) {
-  return html`<th scope="col"><a class="eid" href=${`#${episode.eid}`}>${episode.eid}</a> <small><${Plain} text=${episode.task ?? episode.environment} />, ${episode.status}, reward ${number(episode.reward)}, ${episode.deliveries} turns <${Kinds} episode=${episode} /></small></th>`;
+/**
+ * Return what one of two episodes is to the other.
+ * @param {import("./api.js").Episode} episode
+ * @param {import("./api.js").Episode[]} both
+ */
+function roleOf({ eid, origin }, both) {
+  if (both.some((one) => one.origin?.eid === eid)) return "the parent";
+  return both.some((one) => one.eid === origin?.eid) ? `the fork, from t=${origin?.t}` : "";
+}
+
+/** @param {{episode: import("./api.js").Episode, role: string}} properties */
+function Side({ episode, role }) {
+  return html`<th scope="col"><a class="eid" href=${`#${episode.eid}`}>${episode.eid}</a> ${role} <small><${Plain} text=${episode.task ?? episode.environment} />, ${episode.status}, reward ${number(episode.reward)}, ${episode.deliveries} turns <${Kinds} episode=${episode} /></small></th>`;
 }
 
 /** @param {{row: Row, mark: boolean}} properties */
@@ -69,14 +79,14 @@ function Turns({ row, mark }) {
   return html`
     <tr class=${`${differs} ${mark ? "first" : ""}`}>
       <th scope="row">${place}${mark && html` <small class="mark">first difference</small>`}</th>
-      ${sides.map((held) => html`<td>${held && html`<${Cell} held=${held} />`}</td>`)}
+      ${sides.map((held) => html`<td>${held && html`<${Cell} held=${held} place=${place} />`}</td>`)}
     </tr>
   `;
 }
 
-/** @param {{held: import("./lineage.js").Held}} properties */
-function Cell({ held: { eid, turn } }) {
-  const facts = [turn.error_kind, turn.reward === null ? null : number(turn.reward), turn.done ? "done" : null].filter((fact) => fact !== null);
+/** @param {{held: import("./lineage.js").Held, place: number}} properties */
+function Cell({ held: { eid, turn }, place }) {
+  const facts = [turn.t === place ? null : `its t=${turn.t}`, turn.error_kind, turn.reward === null ? null : `reward ${number(turn.reward)}`, turn.done ? "done" : null].filter((fact) => fact !== null);
   return html`<a href=${`#${eid}/${turn.t}`} aria-label=${`turn ${turn.t} of ${eid}`}><code>${turn.kind === "step" ? "" : `${turn.kind} `}<${Plain} text=${oneLine(turn.action)} /></code></a>
     <small class=${turn.error_kind === null ? "" : "failed"}><${Plain} text=${facts.join(", ")} /></small>`;
 }

@@ -40,8 +40,8 @@ export function Sums({ query, search, version }) {
   return html`
     <section class="sums" aria-label="Sums">
       <figure><figcaption>${total("episodes")} episodes, ${total("done")} done</figcaption><${Bars} buckets=${buckets} width_s=${bucket_s} of=${(/** @type {any} */ bucket) => bucket.episodes} label="Episodes over time" /></figure>
-      <figure><figcaption>mean reward ${mean(total("reward") / total("episodes"))}</figcaption><${Bars} buckets=${buckets} width_s=${bucket_s} of=${(/** @type {any} */ bucket) => bucket.reward / bucket.episodes} label="Mean reward over time" /></figure>
-      <ul>${most.map(([kind, count]) => html`<li><a href=${only(kind)}><${Plain} text=${kind} /></a> ${count}</li>`)}</ul>
+      <figure><figcaption>mean reward ${mean(total("reward") / total("episodes"))}${total("done") < total("episodes") ? " so far" : ""}</figcaption><${Bars} buckets=${buckets} width_s=${bucket_s} of=${(/** @type {any} */ bucket) => bucket.reward / bucket.episodes} label="Mean reward over time" /></figure>
+      <ul>${most.map(([kind, count]) => html`<li><a href=${only(kind)}><${Plain} text=${kind} /></a> ${count}</li>`)}${kinds.size > most.length && html`<li>and ${kinds.size - most.length} more kinds</li>`}</ul>
     </section>
   `;
 }

@@ -18,16 +18,16 @@ export function Timeline({ turns, chosen, choose }) {
     setView({ top: scrollTop, height: clientHeight });
   };
   useEffect(() => {
-    measure();
-    addEventListener("resize", measure);
-    return () => removeEventListener("resize", measure);
+    const watch = new ResizeObserver(measure);
+    watch.observe(/** @type {HTMLDivElement} */ (list.current));
+    return () => watch.disconnect();
   }, []);
   useLayoutEffect(() => {
     const element = /** @type {HTMLDivElement} */ (list.current);
     const [top, bottom] = [chosen * ROW, (chosen + 1) * ROW];
     if (top < element.scrollTop) element.scrollTop = top;
     else if (bottom > element.scrollTop + element.clientHeight) element.scrollTop = bottom - element.clientHeight;
-  }, [chosen]);
+  }, [chosen, view.height]); // a list that gets smaller keeps the chosen turn in view
   const first = Math.max(0, Math.floor(view.top / ROW) - BEYOND);
   const last = Math.min(turns.length, Math.ceil((view.top + view.height) / ROW) + BEYOND);
   return html`

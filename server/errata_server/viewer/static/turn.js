@@ -20,7 +20,7 @@ export function TurnDetail({ eid, turn, view, setView, setUsual }) {
   return html`
     <article class="turn" aria-label=${`Turn ${turn.t}`}>
       <h2>t=${turn.t} <small>${turn.kind}${turn.done ? ", the last" : ""}</small></h2>
-      ${turn.kind === "fork" && html`<p class="none">the state that the fork began with is its parent's, with the parent's marker</p>`}
+      ${turn.kind === "fork" && html`<p class="none">the fork began with what its parent had read there; an error here is the parent's</p>`}
       <${Marker} turn=${turn} />
       <h3>Action</h3>
       <${Sent} key=${turn.t} eid=${eid} turn=${turn} />
@@ -76,11 +76,11 @@ function Marker({ turn }) {
     ["where", place],
     ["test", site.test_id],
     ["message", site.message],
-    ["hint", turn.hint_template_key],
+    ["hint key", turn.hint_template_key],
     ["exit code", turn.exit_code === null || turn.exit_code === undefined ? "" : String(turn.exit_code)],
     ["reward", number(turn.reward)],
     ["took", duration(turn.duration_s)],
-    ["since the turn before", duration(turn.since_s)],
+    ["after the turn before began", duration(turn.since_s)],
     ["late rewards", turn.late_rewards ? String(turn.late_rewards) : ""],
     ["failure", turn.error],
   ];
@@ -129,7 +129,7 @@ function State({ eid, turn, view, setView, setUsual }) {
 }
 
 const SAID = new Map([
-  ["same", "checked here: raw has the bytes that were sent"],
+  ["same", "checked in this browser: raw has the bytes whose digest was recorded when they were sent"],
   ["other", "NOT the digest of the raw bytes"],
   ["unknown", "not checked: the browser does so on https and on this machine only"],
 ]);
@@ -152,7 +152,7 @@ function Fields({ text }) {
   const shown = fields.filter(([name, value]) => !MARKERS.has(name) && value !== null && value !== "" && !(name === "metadata" && Object.keys(value).length === 0));
   return html`<dl class="fields">${shown.map(
     ([name, value]) => html`<dt><${Plain} text=${name} /></dt><dd><${Output} text=${typeof value === "string" ? value : JSON.stringify(value, null, 1)} label=${name} /></dd>`,
-  )}</dl>`;
+  )}</dl><p class="none">without empty fields and those that are shown above; raw has all</p>`;
 }
 
 /** Fields of an observation that are shown as the turn's marker. */
