@@ -214,4 +214,4 @@ def test_the_table_has_failing_turns_and_the_way_to_their_episodes(url: str) -> 
     console.print(made.table({"a_0_0": 0.25}, step=3, most=None, below=["below"]))
     text = console.export_text()
     assert "Step 3" in text and "turn 0 fs.missing" in text and "0.25" in text
-    assert f"errata replay {made.eid}" in text
+    assert f"errata replay {made.eid}  {url.rstrip('/')}/viewer/#{made.eid}/error" in text

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from errata_client import ErrataClient
+from errata_client.doors.http_door import without_secrets
 from errata_protocol.errors import InvalidRequest
 
 from .discovery import discovered
@@ -101,3 +102,20 @@ def check_served(session: Any, environment: PlayedEnvironment) -> None:
             f"the server has the environment {name!r} there, not {environment.name!r}: give its own URL, e.g. "
             f"http://host:port/{environment.name}, or env={name!r}"
         )
+
+
+def viewer_of(session: Any, url: str) -> str:
+    """Return the address of the viewer of an environment's server, to print; "" where the server has none.
+
+    A server that reads states back (``state_at``) has a viewer: one in production mode and stock OpenEnv do not. An
+    Errata server that is older than the viewer cannot be told apart.
+
+    Args:
+        session: A connected session, which knows the server's capabilities already.
+        url: URL of the environment; user, password and query are left out.
+    """
+    capabilities = session.capabilities()
+    if capabilities is None or not capabilities.offers("state_at"):
+        return ""
+    address = without_secrets(url).rstrip("/")
+    return f"{'http' + address[2:] if address.startswith('ws') else address}/viewer/"

@@ -49,11 +49,14 @@ def completion_table(
     most: int | None = None,
     extra: Mapping[str, Sequence[Any]] | None = None,
     below: Sequence[str] = (),
+    viewers: Sequence[str] = (),
 ) -> Group:
     """Return a table of a step's completions, with a row for each, for rich to print.
 
-    Below it stands for each row with an `EID` the command that shows its episode, in a line of its own: a cell of the
-    table is too narrow to be copied from. All sequences have one item per completion.
+    Below it stands for each row with an `EID` the command that shows its episode and its link in the viewer, in a line
+    of its own: a cell of the table is too narrow to be copied from. The link of a row that has failing turns leads to
+    the first of them. Print it with ``crop=False``, or rich cuts these lines at the width of the terminal. All
+    sequences have one item per completion.
 
     Args:
         prompts: Prompt of each row, a string or a list of messages.
@@ -66,6 +69,8 @@ def completion_table(
         most: Show at most this many completions, sampled with ``step`` as the seed; None shows all.
         extra: Further columns by name; `EID` is not shown as a column.
         below: Numbers of the step that are printed below the table.
+        viewers: Address of the viewer of the server that played each row, with a slash at its end; "" where none is
+            known, and no viewers at all print no link.
     """
     rows = list(range(len(prompts)))
     if most is not None and most < len(rows):
@@ -90,7 +95,12 @@ def completion_table(
             *[str(values[row]) for values in columns.values()],
         )
     panel = Panel(table, expand=False, title=f"Step {step}", border_style="bold white")
-    replays = [f"{row:3}  errata replay {eids[row]}" for row in rows if eids and eids[row]]
+    replays = []
+    for row in rows:
+        if eids and (eid := eids[row]):
+            viewer = viewers[row] if viewers else ""
+            link = f"  {viewer}#{eid}{'/error' if marked[row] else ''}" if viewer else ""
+            replays.append(f"{row:3}  errata replay {eid}{link}")
     return Group(panel, *(Text(line, no_wrap=True, overflow="ignore") for line in [*below, *replays]))
 
 

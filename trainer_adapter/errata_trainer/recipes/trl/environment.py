@@ -16,7 +16,7 @@ from errata_protocol.errors import InvalidRequest
 from errata_protocol.labels import Labels
 
 from ...episodes.playing import EpisodeRunner
-from ...episodes.served import Connect, check_served, chosen_tools, served_environment
+from ...episodes.served import Connect, check_served, chosen_tools, served_environment, viewer_of
 from ...episodes.tools import PlayedEnvironment, Tool
 
 _HINTS: dict[str, Any] = {
@@ -63,6 +63,8 @@ class EpisodeEnvironment(metaclass=_EnvironmentClass):
     _environment: PlayedEnvironment
     _connect: Callable[[], Any]
     _columns: frozenset[str] | None
+    _url = ""
+    _viewer = ""
     _probed = False
 
     def __init__(self) -> None:
@@ -73,6 +75,7 @@ class EpisodeEnvironment(metaclass=_EnvironmentClass):
             session = cls._connect()
             try:
                 check_served(session, cls._environment)
+                cls._viewer = viewer_of(session, cls._url) if cls._url else ""
             finally:
                 session.close()
             cls._probed = True
@@ -179,6 +182,7 @@ def _class_of(
             "__doc__": f"{environment.name} on {connect.url}.",
             "_environment": environment,
             "_connect": connect,
+            "_url": connect.url,
             "_columns": columns,
             "_made_of": (environment, tools, connect, columns),
             **{tool: _method(environment.tools[tool]) for tool in tools},

@@ -107,6 +107,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._completions_to_print: int | None = self.args.num_completions_to_print
         self.num_completions_to_print = 0
         self._marked: deque[Marked] = deque(maxlen=self.args.generation_batch_size)
+        self._viewers: deque[str] = deque(maxlen=self.args.generation_batch_size)
         check = check or CounterfactualCheck()
         student = self.accelerator.unwrap_model(self.model)
         self._refuse(student, pairs, check)
@@ -267,7 +268,7 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         return batch
 
     def _mark_completions(self, runners: list[EpisodeRunner | None]) -> None:
-        """Add the failing turns and the eid of each row to the logged table of completions.
+        """Add the failing turns, the eid and the viewer of each row to the logged table of completions.
 
         The rows of all processes are gathered, so every process has to call this.
 
@@ -282,6 +283,8 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
         self._logs["extra"]["errors"].extend(described(one) for one in everywhere)
         eids = gather_object([runner.eid if runner is not None else None for runner in runners])
         self._logs["extra"][EID].extend(eid or "" for eid in eids)
+        viewers = [e._viewer if isinstance(e, EpisodeEnvironment) else "" for e in self.environments or ()]
+        self._viewers.extend(gather_object(viewers))
 
     def _runners(self) -> list[EpisodeRunner | None] | None:
         """Return the runner of each row, None for rows of other environments; None if there are no environments."""
@@ -450,7 +453,9 @@ class ThreeChannelGRPOTrainer(ParallelTools, GRPOTrainer):  # type: ignore[misc]
                 most=self._completions_to_print,
                 extra={name: list(values) for name, values in kept["extra"].items()},
                 below=health(logs),
-            )
+                viewers=list(self._viewers),
+            ),
+            crop=False,
         )
 
     def _read_metrics(self, steps: int) -> dict[str, float]:

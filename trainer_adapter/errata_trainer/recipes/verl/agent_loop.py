@@ -21,7 +21,7 @@ from errata_protocol.errors import ServiceError, SessionLost
 from ...episodes.awaited import AwaitedRunner
 from ...episodes.conversation import Conversation, ConversationLimits, Heard, StudentTurn, converse
 from ...episodes.labels import episode_labels
-from ...episodes.served import Connect, check_served, chosen_tools, served_environment
+from ...episodes.served import Connect, check_served, chosen_tools, served_environment, viewer_of
 from ...episodes.tools import PlayedEnvironment, schema_of
 from .options import EpisodeOptions, options_of
 from .records import HANDED_OVER, handed_over
@@ -39,11 +39,13 @@ class Played:
         environment: Environment that is played.
         connect: Opens sessions on its server.
         tools: Names of the tools that the student may call.
+        viewer: Address of the server's viewer; "" where it has none.
     """
 
     environment: PlayedEnvironment
     connect: Connect
     tools: tuple[str, ...]
+    viewer: str = ""
 
 
 class ErrataAgentLoop(AgentLoopBase):  # type: ignore[misc]
@@ -227,9 +229,10 @@ def played_of(options: EpisodeOptions) -> Played:
             session = connect()
             try:
                 check_served(session, environment)
+                viewer = viewer_of(session, options.url)
             finally:
                 session.close()
-            _SHARED[key] = Played(environment, connect, tools)
+            _SHARED[key] = Played(environment, connect, tools, viewer)
         return _SHARED[key]
 
 

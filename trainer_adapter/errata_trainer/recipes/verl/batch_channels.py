@@ -295,6 +295,7 @@ class BatchChannels:
                 EID: [one.rollout.eid or "" for one in shown],
             },
             below=below,
+            viewers=[self._played.viewer for _ in shown],
         )
 
 

@@ -313,7 +313,8 @@ class ChannelTrainer:
             batch.keys, data["advantages"].unbind(), data["response_mask"].unbind(), strict=True
         ):
             advantages[key] = float((advantage * mask).sum() / mask.sum().clamp(min=1))
-        Console().print(self.channels.table(advantages, step=self.global_steps, most=most, below=health(found)))
+        table = self.channels.table(advantages, step=self.global_steps, most=most, below=health(found))
+        Console().print(table, crop=False)
 
     # Checkpoints
 
