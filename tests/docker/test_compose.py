@@ -13,8 +13,6 @@ import pytest
 
 from errata_client import Connection, EnvPool, ErrataClient
 
-from ..viewer.test_login import log_in
-from ..viewer.visits import button, visit
 from .conftest import ROOT, Compose
 from .vanilla import GENERATIONS, played
 
@@ -86,21 +84,19 @@ async def test_both_environments_are_played_with_markers_states_and_forks(envs: 
         assert (over.done, over.reward) == (True, 0.0)
 
 
-async def test_a_person_looks_at_an_episode_through_the_published_port(envs: Compose) -> None:
+async def test_the_viewer_and_its_login_are_at_the_published_port(envs: Compose) -> None:
     async with ErrataClient(f"{envs.url}/terminal", headers=envs.headers) as client:
         await client.reset()
-        await client.step({"command": "echo fine"})
         await client.step({"command": "python3 -c 'import nothing_like_it'"})
-        async with visit(f"{envs.url}/viewer/#{client.eid}/error", troubles=["401"]) as page:
-            await log_in(page, envs.token)
-            await page.until("document.querySelector('.turn[aria-label=\"Turn 2\"] .digest.same')")
-            said = await page.evaluate("document.querySelector('.turn').innerText")
-            assert "import_error" in said and "No module named 'nothing_like_it'" in said
-            await page.click(button("fork here"))
-            await page.click(button("make the fork"))
-            child = await page.until("document.querySelector('.made .eid')?.innerText")
-            await page.evaluate(f"location.hash = '{child}'")
-            await page.until("document.querySelector('.stream.live') && document.querySelector('.digest.same')")
+        async with httpx.AsyncClient(base_url=envs.url, headers={"Origin": envs.url}, timeout=30) as person:
+            assert "app.js" in (await person.get("/viewer/")).text
+            assert (await person.get("/viewer/app.js")).status_code == 200
+            assert (await person.get(f"/episodes/{client.eid}/turns")).status_code == 401
+            assert (await person.post("/viewer/login", headers=envs.headers)).status_code == 200
+            turns = (await person.get(f"/episodes/{client.eid}/turns")).json()["turns"]
+            assert [turn["error_kind"] for turn in turns] == [None, "import_error"]
+            fork = await person.post(f"/episodes/{client.eid}/fork", json={"t": 0, "request_id": "by-a-person"})
+            assert fork.json()["origin"] == {"eid": client.eid, "t": 0}
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

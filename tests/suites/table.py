@@ -33,6 +33,8 @@ class Suite:
         scripts: Commands that are run before the suite.
         engine: Name of the container engine that the tests need; empty if they need none. Suites with one name share
             what it has built. ``ERRATA_ENGINE`` names one that runs already.
+        own_network: Whether the tests run in a network namespace of their own, where that is allowed. A browser drops
+            its requests whenever an interface comes or goes, and the engines of suites beside add and remove some.
         openenv: Whether the suite runs code of OpenEnv's repository (``make openenv-source``).
         both: Whether the suite runs alone, on all cores; else it shares them with other suites.
         workers: Least number of processes for the suite's tests; more than 1 if they wait for most of their time.
@@ -58,6 +60,7 @@ class Suite:
     environments: tuple[str, ...] = ()
     scripts: tuple[str, ...] = ()
     engine: str = ""
+    own_network: bool = False
     openenv: bool = False
     both: bool = False
     workers: int = 1
