@@ -127,6 +127,13 @@ def test_today_three_clients_take_no_further_arguments() -> None:
 
 
 @needs_openenv_source
+def test_today_an_environment_has_an_mcp_client() -> None:
+    parsed = ast.parse((ENVIRONMENTS / "echo_env" / "client.py").read_text())
+    (client,) = (one for one in parsed.body if isinstance(one, ast.ClassDef))
+    assert [ast.unparse(base) for base in client.bases] == ["MCPToolClient"]
+
+
+@needs_openenv_source
 def test_today_coding_env_puts_into_metadata_what_cost_the_reward() -> None:
     assert observation(CODING, "import os")["metadata"] == {
         "last_code": "import os",

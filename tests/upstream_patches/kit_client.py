@@ -169,7 +169,9 @@ class Client:
                 self.ws.send(text := json.dumps(message))
                 while True:
                     reply = self.heard(until)
-                    if "request_id" not in message or reply.get("request_id") in (request_id, None):
+                    if "request_id" not in message or reply.get("request_id") == request_id:
+                        break
+                    if "request_id" not in reply and reply["data"].get("code") == "VALIDATION_ERROR":
                         break
                     if self.defect == "takes-late-reply":
                         break

@@ -20,10 +20,11 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from openenv.core import GenericEnvClient
+from openenv.core import GenericEnvClient, env_client
 from openenv.core.env_server import Action, ConcurrencyConfig, Environment, HTTPEnvServer, Observation, State
 from openenv.core.env_server.types import StepRequest
 from openenv.core.mcp_client import MCPToolClient
+from pydantic import field_validator
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -84,12 +85,32 @@ class SumEnvironment(Environment[AddAction, SumObservation, State]):
         type(self).closed += 1
 
 
-class Served:
-    """A stock server on a real port."""
+class PickyAction(Action):
+    """Is refused if ``n`` is 0."""
 
-    def __init__(self, environment: Any, action: Any, observation: Any) -> None:
+    n: float
+
+    @field_validator("n")
+    @classmethod
+    def _refuse(cls, n: float) -> float:
+        if not n:
+            raise ValueError("zero")
+        return n
+
+
+class PickyEnvironment(SumEnvironment):
+    """Raises text that is no Unicode."""
+
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> SumObservation:
+        raise ValueError("\udce9")
+
+
+class Served:
+    """A stock server on a real port, with its default of slots where ``slots`` is None."""
+
+    def __init__(self, environment: Any, action: Any, observation: Any, slots: int | None = 4) -> None:
         app = FastAPI()
-        self.server = HTTPEnvServer(environment, action, observation, max_concurrent_envs=4)
+        self.server = HTTPEnvServer(environment, action, observation, max_concurrent_envs=slots)
         self.server.register_routes(app)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
@@ -194,6 +215,19 @@ async def test_today_a_timeout_ends_the_session(served: Served, cancelled: bool)
         await until(lambda: SumEnvironment.closed == 1)  # the session belonged to its socket
 
 
+async def test_today_a_step_that_still_runs_keeps_the_only_slot(served: Served) -> None:
+    with Served(SumEnvironment, AddAction, SumObservation, slots=None) as one:
+        assert one.server.max_concurrent_envs == 1
+        async with GenericEnvClient(base_url=one.url, message_timeout_s=30) as env:
+            await env.reset()
+            env._message_timeout = 0.05
+            with pytest.raises(asyncio.TimeoutError):
+                await env.step({"n": 1, "slow": True})
+            env._message_timeout = 30
+            with pytest.raises(RuntimeError, match="CAPACITY_REACHED"):
+                await env.step({"n": 10})
+
+
 async def test_today_a_cut_ends_the_session(served: Served) -> None:
     async with GenericEnvClient(base_url=served.url) as env:
         await env.reset()
@@ -203,14 +237,27 @@ async def test_today_a_cut_ends_the_session(served: Served) -> None:
         assert (await env.step({"n": 10})).observation["total"] == 10
 
 
-async def test_today_an_mcp_client_keeps_its_session() -> None:
+async def test_today_an_mcp_client_keeps_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: Any, **named: Any) -> None:
+        raise OSError("no route")
+
     with Served(Tools, Action, Observation) as served:
         async with MCPToolClient(base_url=served.url) as env:
+
+            async def cut() -> None:
+                env._ws.transport.abort()
+                await until(lambda: not served.server._session_websocket_attachments)
+                await until(lambda: env._ws.state.name == "CLOSED")
+
             await env.reset(episode_id="mine")
-            env._ws.transport.abort()
-            await until(lambda: not served.server._session_websocket_attachments)
-            await until(lambda: env._ws.state.name == "CLOSED")
+            await cut()
             assert (await env.state()).episode_id == "mine"
+            await cut()
+            with monkeypatch.context() as patch, pytest.raises(ConnectionError, match="no route"):
+                patch.setattr(env_client, "ws_connect", refused)
+                await env.state()
+            assert served.server.active_sessions == 0  # it has closed it
+            assert (await env.state()).episode_id is None
 
 
 async def test_today_an_mcp_client_calls_tools_over_http() -> None:
@@ -336,6 +383,15 @@ async def test_today_a_reply_does_not_name_its_request(served: Served) -> None:
         late = await ask(ws, step(10))
         assert late["data"]["observation"]["total"] == 1
         assert set(late) == {"type", "data"}
+
+
+async def test_today_an_error_without_json_ends_the_session() -> None:
+    with Served(PickyEnvironment, PickyAction, SumObservation) as served:
+        for n in (0, 1):  # refused by its own validator; text that is no Unicode
+            async with served.socket() as ws:
+                assert (await ask(ws, step(n)))["data"]["code"] == "SESSION_ERROR"
+                with pytest.raises(ConnectionClosed):
+                    await ws.recv()
 
 
 async def test_today_an_unknown_message_is_refused(served: Served) -> None:
