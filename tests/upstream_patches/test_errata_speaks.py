@@ -287,7 +287,7 @@ class Printing(Environment):
             return observation
         kind = "invalid_args" if action.file.startswith("-") else "path_not_found"
         site = ErrorSite(action_field="file", action_span=(0, len(action.file)))
-        return ErrorInfo(kind=kind, message=observation.output * 40, sites=[site]).add_to(observation)
+        return ErrorInfo(kind=kind, message=observation.output * 40, sites=[site]).added_to(observation)
 
     @property
     def state(self):

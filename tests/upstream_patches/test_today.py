@@ -32,7 +32,8 @@ from openenv.core.env_server import (
     ToolErrorType,
 )
 from openenv.core.env_server.gradio_ui import _result_html
-from openenv.core.harness.environment import HarnessEnvironment
+from openenv.core.harness.environment import HarnessAction, HarnessEnvironment
+from openenv.core.harness.events import HarnessResponse
 from openenv.core.harness.rollout import StepEnvSessionAdapter, _serialize_for_message
 from openenv.core.mcp_client import MCPToolClient
 from pydantic import ValidationError
@@ -153,7 +154,6 @@ def test_today_tool_errors_have_five_types_and_a_message() -> None:
         "timeout",
     }
     assert set(ToolError.model_fields) == {"error_type", "message"}
-    assert "NOT for errors returned\n    by the tool itself" in str(ToolError.__doc__)
     assert "error" in CallToolObservation.model_fields
     assert "error" not in Observation.model_fields
 
@@ -168,6 +168,22 @@ def test_today_a_tool_error_may_be_the_machinerys() -> None:
     slow = tools.step(CallToolAction(tool_name="fail", arguments={}), timeout_s=0)
     assert isinstance(slow, CallToolObservation) and slow.error is not None
     assert slow.error.error_type is ToolErrorType.TIMEOUT
+
+
+def test_today_a_tool_that_raises_is_a_tool_error() -> None:
+    tools = Tools()
+
+    @tools.tool(mode="production")
+    def divide() -> float:
+        return 1 / 0
+
+    raised = [tools.step(CallToolAction(tool_name="fail", arguments={}))]
+    tools._mode = "production"
+    raised.append(tools.step(CallToolAction(tool_name="divide", arguments={})))
+    assert "NOT for errors returned\n    by the tool itself" in str(ToolError.__doc__)
+    for one, message in zip(raised, ("Error calling tool 'fail': it failed", "division by zero"), strict=True):
+        assert isinstance(one, CallToolObservation) and one.error is not None
+        assert (one.error.error_type, one.error.message) == (ToolErrorType.EXECUTION_ERROR, message)
 
 
 @pytest.mark.parametrize("error", [{"error_type": "syntax_error"}, {"error_type": "timeout", "site": 3}])
@@ -198,6 +214,26 @@ def test_today_core_writes_errors_into_metadata() -> None:
     harness._cleanup_episode = nothing  # type: ignore[method-assign]
     metadata = asyncio.run(harness._terminal_error_observation("it died", "harness_error")).metadata
     assert (metadata["error"], metadata["error_type"]) == ("it died", "harness_error")
+
+
+def test_today_metadata_may_be_all_that_the_agent_is_shown() -> None:
+    said = Tools().execute_code("result = 6 * 7")
+    assert type(said) is Observation
+    assert said.metadata == {"result": 42}
+
+    async def alive() -> bool:
+        return True
+
+    async def send(message: str) -> HarnessResponse:
+        return HarnessResponse(response=message.upper())
+
+    harness = HarnessEnvironment.__new__(HarnessEnvironment)
+    harness._trajectory, harness._episode_active, harness._state = [], True, State()
+    harness.transform = harness.rubric = None  # type: ignore[assignment]
+    harness.adapter = SimpleNamespace(is_alive=alive, send_message=send)  # type: ignore[assignment]
+    turn = asyncio.run(harness.step_async(HarnessAction(message="yes"), timeout_s=5))
+    assert type(turn) is Observation
+    assert turn.metadata["response"] == "YES"
 
 
 def test_today_the_web_interface_shows_an_error_of_metadata_alone() -> None:
