@@ -48,13 +48,13 @@ openenv-source: ## FROM=DIR, a git directory or checkout of huggingface/OpenEnv:
 suites: setup ## list the suites of tests
 	@$(SUITES) --list
 
-SESSIONS := 2000
-KILLS := 20
-SECONDS := 420
 pictures: base ## take the pictures of the viewer in the documents anew; needs root and chromium
 	@scripts/chromium.sh
 	@ERRATA_PICTURES=docs/pictures $(PYTEST) tests/viewer/test_pictures.py
 
+SESSIONS := 2000
+KILLS := 20
+SECONDS := 420
 chaos-long: base ## the same on SESSIONS=2000 sandboxes with KILLS=20 in SECONDS=420 and longer; needs root; SEED=n repeats
 	@$(PYTHON_BIN) -m tests.chaos.storm --sessions $(SESSIONS) --at-once 192 --sockets 8 --kills $(KILLS) \
 		--seconds $(SECONDS) --calmer 2 --recover-s 300 $(if $(SEED),--seed $(SEED))

@@ -18,6 +18,7 @@ import pytest
 
 from .suites import keys
 from .suites.records import Pass, Records
+from .suites.run import own_network, pytest_command
 from .suites.table import ROOT, Suite, load
 from .test_internals import OPTIONAL
 
@@ -742,3 +743,14 @@ def test_a_signal_ends_what_is_just_being_started(project: Project, tmp_path: Pa
     assert process.returncode == 128 + signal.SIGTERM, printed
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+def test_what_has_a_network_of_its_own_sees_loopback_alone_where_that_is_allowed() -> None:
+    browser = next(suite for suite in SUITES.values() if suite.own_network)
+    command = pytest_command(browser, Path("outcomes.json"), 1)
+    before = command[: command.index(browser.python)]
+    assert before == list(own_network())
+    if before:
+        done = subprocess.run([*before, "ip", "-brief", "link"], capture_output=True, text=True, check=True)
+        (only,) = done.stdout.splitlines()
+        assert only.startswith("lo ") and "UP" in only

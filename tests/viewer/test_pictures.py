@@ -48,9 +48,9 @@ class Story:
 
     Attributes:
         url: Address of the server.
-        best: Rollout of `GROUP` that passes its tests.
-        parent: Episode that was forked.
-        fork: Its fork.
+        best: eid of the rollout of `GROUP` that passes its tests.
+        parent: eid of the episode that was forked.
+        fork: eid of the episode that was made by that fork.
     """
 
     url: str

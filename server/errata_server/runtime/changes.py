@@ -1,9 +1,9 @@
 """`Changes`: which episodes changed lately, for those who follow them; nothing is kept while nobody does (PROTOCOL G).
 
-A change is what happened to one episode since somebody read of it, however often that was. Changes stand in a ring in
-the order in which they have to be read. A change that was read moves to the end when something new happens to its
-episode. So a reader needs no queue, only its place in the ring. A reader that falls behind the ring's beginning is told
-to list the episodes again.
+There is one change for each episode: all that happened to it since it was last read. Changes stand in a ring, oldest
+first, and a change that was read moves to the end when something new happens to its episode. A reader keeps its
+position in the ring and has no queue. If the ring has dropped changes that a reader has not read, the reader is told to
+list the episodes again.
 """
 
 from __future__ import annotations

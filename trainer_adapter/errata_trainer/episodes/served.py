@@ -107,8 +107,8 @@ def check_served(session: Any, environment: PlayedEnvironment) -> None:
 def viewer_of(session: Any, url: str) -> str:
     """Return the address of the viewer of an environment's server, to print; "" where the server has none.
 
-    A server that reads states back (``state_at``) has a viewer: one in production mode and stock OpenEnv do not. An
-    Errata server that is older than the viewer cannot be told apart.
+    A server has a viewer if it offers ``state_at``, which neither production mode nor stock OpenEnv does. Errata
+    servers from before the viewer offer it, too: the address of such a server leads nowhere.
 
     Args:
         session: A connected session, which knows the server's capabilities already.

@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { ForkHere } from "./fork_here.js";
 import { GroupLink } from "./group.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
+import { KindLinks } from "./kinds.js";
 import { NewTurns, useEnd, useEpisode } from "./live_episode.js";
 import { Plain, Trouble } from "./output.js";
 import { Status } from "./status.js";
@@ -71,13 +72,11 @@ function isError({ kind: request, error_kind }, kind) {
 
 /** @param {{episode: api.Episode}} properties */
 function Heading({ episode }) {
-  const kinds = Object.entries(episode.error_kinds).map(([kind, count]) => `${kind} ${count}`);
   const facts = [
     ["environment", episode.environment],
     ["task", episode.task],
     ["reward", number(episode.reward)],
     ["turns", `${episode.deliveries}${episode.deliveries > 1 ? `, t=0 to ${episode.deliveries - 1}` : ""}`],
-    ["errors", kinds.join(", ") || "none"],
     ["began", new Date(episode.created * 1000).toLocaleString()],
     ["first to last turn", episode.last === null ? "" : duration(episode.last - episode.created)],
     ["episode_id", episode.episode_id],
@@ -89,6 +88,7 @@ function Heading({ episode }) {
       <h1><${Plain} text=${episode.task ?? episode.environment} /> <small>${episode.eid}</small></h1>
       <dl class="facts">
         ${facts.filter(([, value]) => value).map(([name, value]) => html`<div><dt>${name}</dt><dd><${Plain} text=${value} /></dd></div>`)}
+        <div><dt>errors</dt><dd>${Object.keys(episode.error_kinds).length > 0 ? html`<${KindLinks} episode=${episode} />` : "none"}</dd></div>
         <div><dt>status</dt><dd><${Status} status=${episode.status} /></dd></div>
         ${episode.group && html`<div><dt>group</dt><dd><${GroupLink} episode=${episode} name=${episode.group} /></dd></div>`}
         ${episode.origin && html`<div><dt>forked from</dt><dd><a href=${`#${episode.origin.eid}/${episode.origin.t}`}>${episode.origin.eid} at t=${episode.origin.t}</a></dd></div>`}

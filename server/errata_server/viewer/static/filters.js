@@ -31,7 +31,7 @@ const WORDS = 200;
 /** @typedef {Record<string, string | null>} Query */
 
 /** @param {Query} query */
-export function isFiltered(query) {
+function isFiltered(query) {
   return FILTERS.some((name) => query[name]);
 }
 

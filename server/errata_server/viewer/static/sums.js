@@ -3,11 +3,13 @@
 import * as api from "./api.js";
 import { html, useEffect, useState } from "./html.js";
 import { Plain, Trouble } from "./output.js";
+import { number } from "./text.js";
 
 const [WIDTH, HEIGHT] = [360, 48];
 /** Lengths of buckets, seconds: a shorter one where the one before leaves few. */
 const BUCKETS_S = [86400, 3600, 60];
 const FEW = 3;
+const DIGITS = 3;
 
 /** @param {{query: Record<string, string | null>, search: string, version: number}} properties ``version``: another one reads again. */
 export function Sums({ query, search, version }) {
@@ -40,15 +42,10 @@ export function Sums({ query, search, version }) {
   return html`
     <section class="sums" aria-label="Sums">
       <figure><figcaption>${total("episodes")} episodes, ${total("done")} done</figcaption><${Bars} buckets=${buckets} width_s=${bucket_s} of=${(/** @type {any} */ bucket) => bucket.episodes} label="Episodes over time" /></figure>
-      <figure><figcaption>mean reward ${mean(total("reward") / total("episodes"))}${total("done") < total("episodes") ? " so far" : ""}</figcaption><${Bars} buckets=${buckets} width_s=${bucket_s} of=${(/** @type {any} */ bucket) => bucket.reward / bucket.episodes} label="Mean reward over time" /></figure>
+      <figure><figcaption>mean reward ${number(total("reward") / total("episodes"), DIGITS)}${total("done") < total("episodes") ? " so far" : ""}</figcaption><${Bars} buckets=${buckets} width_s=${bucket_s} of=${(/** @type {any} */ bucket) => bucket.reward / bucket.episodes} label="Mean reward over time" /></figure>
       <ul>${most.map(([kind, count]) => html`<li><a href=${only(kind)}><${Plain} text=${kind} /></a> ${count}</li>`)}${kinds.size > most.length && html`<li>and ${kinds.size - most.length} more kinds</li>`}</ul>
     </section>
   `;
-}
-
-/** @param {number} value */
-function mean(value) {
-  return String(Number(value.toPrecision(3)));
 }
 
 /** @param {any} bucket */
@@ -69,10 +66,10 @@ function Bars({ buckets, width_s, of, label }) {
   const first = buckets[0].start;
   const step = WIDTH / ((buckets[buckets.length - 1].start - first) / width_s + 1);
   return html`
-    <svg class="bars" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label=${`${label}, at most ${mean(high)}`} preserveAspectRatio="none">
+    <svg class="bars" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label=${`${label}, at most ${number(high, DIGITS)}`} preserveAspectRatio="none">
       ${values.map((value, index) => {
         const [top, bottom] = [Math.max(value, 0), Math.min(value, 0)];
-        return html`<rect x=${((buckets[index].start - first) / width_s) * step} y=${((high - top) / span) * HEIGHT} width=${Math.max(1, step - 1)} height=${Math.max(1, ((top - bottom) / span) * HEIGHT)}><title>${time(buckets[index])}: ${mean(value)}</title></rect>`;
+        return html`<rect x=${((buckets[index].start - first) / width_s) * step} y=${((high - top) / span) * HEIGHT} width=${Math.max(1, step - 1)} height=${Math.max(1, ((top - bottom) / span) * HEIGHT)}><title>${time(buckets[index])}: ${number(value, DIGITS)}</title></rect>`;
       })}
     </svg>
     <small class="axis"><span>${time(buckets[0])}</span><span>${time(buckets[buckets.length - 1])}</span></small>

@@ -77,9 +77,10 @@ export function duration(seconds) {
 /**
  * Return a reward, or a sum of them, as a short text.
  * @param {number | null | undefined} value
+ * @param {number} digits Significant digits.
  */
-export function number(value) {
-  return value === null || value === undefined ? "" : String(Number(value.toPrecision(6)));
+export function number(value, digits = 6) {
+  return value === null || value === undefined ? "" : String(Number(value.toPrecision(digits)));
 }
 
 /** Fields of an action that say nothing of what the agent did. */

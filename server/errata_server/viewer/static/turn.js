@@ -6,7 +6,7 @@ import { StateCopies } from "./copies.js";
 import { checked } from "./digest.js";
 import { html, useEffect, useState } from "./html.js";
 import { Output, Plain, Trouble } from "./output.js";
-import { duration, number } from "./text.js";
+import { duration, isSaid, number } from "./text.js";
 
 /** Ways to look at a state. */
 export const VIEWS = ["agent text", "fields", "raw"];
@@ -149,7 +149,7 @@ function Fields({ text }) {
   const observation = payload?.observation ?? payload;
   if (observation === null || typeof observation !== "object" || Array.isArray(observation)) return html`<${Output} text=${text} label="State" />`;
   const fields = Object.entries(observation).sort(([one], [other]) => Number(one === "metadata") - Number(other === "metadata"));
-  const shown = fields.filter(([name, value]) => !MARKERS.has(name) && value !== null && value !== "" && !(name === "metadata" && Object.keys(value).length === 0));
+  const shown = fields.filter(([name, value]) => !MARKERS.has(name) && isSaid(value));
   return html`<dl class="fields">${shown.map(
     ([name, value]) => html`<dt><${Plain} text=${name} /></dt><dd><${Output} text=${typeof value === "string" ? value : JSON.stringify(value, null, 1)} label=${name} /></dd>`,
   )}</dl><p class="none">without empty fields and those that are shown above; raw has all</p>`;
