@@ -530,6 +530,19 @@ def test_a_suite_that_lacks_openenvs_source_is_not_run_and_not_recorded(project:
     assert project.run("slow")[1][-1].startswith("1 passed"), "a broken script is no reason to skip"
 
 
+def test_engines_start_before_a_suite_uses_one(project: Project) -> None:
+    table = TABLE.replace("[other]", 'engine = "first"\n[other]').replace("[slow]", 'engine = "second"\n[slow]')
+    table = table.replace('"echo other"', '"echo other uses its engine >>.cache/asked"')
+    project.write("tests/suites/suites.toml", table)
+    project.write("docker/engine.sh", '#!/bin/sh\necho "$1 ${2##*/}" >>.cache/asked\n')
+    (project.root / "docker/engine.sh").chmod(0o755)
+    assert project.run("--tiers", "2", ERRATA_ENGINE="")[0] == 0
+    asked = (project.root / ".cache/asked").read_text("utf-8").splitlines()
+    assert asked[:2] == ["up engine-first", "up engine-second"], "starting one takes published ports of the other away"
+    assert sorted(asked[2:5]) == ["other uses its engine", "up engine-first", "up engine-second"]
+    assert asked[5:] == ["down engine-first", "down engine-second"]
+
+
 def test_suites_share_an_engine_which_the_run_stops(project: Project) -> None:
     engine = 'engine = "images"\n'
     project.write("tests/suites/suites.toml", TABLE.replace("[other]", f"{engine}[other]") + engine)

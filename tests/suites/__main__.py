@@ -31,6 +31,7 @@ from .run import (
     Result,
     run,
     run_again,
+    start_engine,
     starts_engine,
     stop_engine,
     unexpected,
@@ -81,6 +82,7 @@ class Run:
         todo = [result for result in map(self._planned, suites) if result.status != "unchanged"]
         if number == BY_HASH and self._records:
             todo = self._ordered(todo)
+        self._start_engines(todo)
         alone = [result for result in todo if result.suite.both or len(todo) == 1]
         for result in alone:
             self._one(result, max(self._workers, result.suite.workers), shown=len(todo) == 1)
@@ -94,9 +96,20 @@ class Run:
         self.seconds[number] += int(time.monotonic() - began)
         return all(result.status != "failed" for result in todo)
 
+    def _start_engines(self, todo: list[Result]) -> None:
+        """Start the container engines of several suites before any of them uses one.
+
+        An engine that starts makes the packet filter's chains anew, in which the other engines have their containers'
+        ports: a container that another one starts at that moment fails ("No chain/target/match by that name").
+        """
+        engines = _engines(todo)
+        if len(engines) > 1:
+            for suite in engines:
+                start_engine(suite, self.processes)
+
     def stop_engines(self) -> None:
         """Stop the container engines that were started for suites."""
-        for suite in {one.suite.engine: one.suite for one in self.results if starts_engine(one.suite)}.values():
+        for suite in _engines(self.results):
             stop_engine(suite)
 
     def _parts(self, suite: Suite) -> dict[str, str]:
@@ -163,6 +176,11 @@ class Run:
                 )
             else:
                 self._say(f"{suite.name}: what it uses changed while it ran, so nothing is recorded")
+
+
+def _engines(results: list[Result]) -> list[Suite]:
+    """Return a suite for each of the engines that are started for some."""
+    return list({one.suite.engine: one.suite for one in results if starts_engine(one.suite)}.values())
 
 
 def _lacks_openenv(result: Result) -> bool:

@@ -189,6 +189,16 @@ def engine_directory(suite: Suite) -> Path:
     return ROOT / f".cache/engine-{suite.engine}"
 
 
+def engine_up(suite: Suite) -> list[str]:
+    """Return the command that starts the engine for a suite, unless it runs."""
+    return ["docker/engine.sh", "up", str(engine_directory(suite))]
+
+
+def start_engine(suite: Suite, processes: Processes) -> None:
+    """Start the engine for a suite. Where it cannot run, the suite itself says why when it asks again."""
+    processes.call(engine_up(suite), LOGS / f"engine-{suite.engine}.log", shown=False, timeout_s=suite.timeout_s)
+
+
 def stop_engine(suite: Suite) -> None:
     """Stop the engine that was started for a suite, and remove what it has built."""
     with (LOGS / f"engine-{suite.engine}.log").open("ab") as log:
@@ -261,8 +271,7 @@ def _run(result: Result, processes: Processes, workers: int, *, shown: bool) -> 
             else:
                 result.failed = {suite.name: _tail(log)}
             return
-    engine = ["docker/engine.sh", "up", str(engine_directory(suite))]
-    status = call(engine, shown=shown) if starts_engine(suite) else 0
+    status = call(engine_up(suite), shown=shown) if starts_engine(suite) else 0
     if not status and suite.tests:
         status = call(pytest_command(suite, outcomes, workers), shown=shown)
         _read(result, outcomes)
