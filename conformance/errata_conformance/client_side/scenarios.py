@@ -125,6 +125,13 @@ def connected(stage: Stage) -> None:
     ensure(any("openenv.mux.v1" in one for one in stage.offered), f"offered were {stage.offered}")
 
 
+async def happened(done: Callable[[], bool], client: Program) -> None:
+    """Wait until the client has done what no answer of it shows, or until an answer would be late, too."""
+    deadline = time.monotonic() + client.reply_s
+    while not done() and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+
+
 async def first_steps(client: Program) -> None:
     """Reset, and step to a total of 2."""
     await client.total("a", "reset", {}, 0)
@@ -135,10 +142,7 @@ async def first_steps(client: Program) -> None:
 async def _(candidate: Candidate) -> None:
     async with played(candidate, Stage()) as (stage, client):
         await client.say("a", "reset", {})
-        for _ in range(200):
-            if stage.offered:
-                break
-            await asyncio.sleep(0.05)
+        await happened(lambda: bool(stage.offered), client)
         connected(stage)
         answer = await client.answer("a")
         ensure(answer["type"] == "observation", f"{answer}")
@@ -217,10 +221,7 @@ async def two_episodes(candidate: Candidate, stage: Stage) -> None:
         await client.ask("a", "close")
         await client.total("b", "step", {"n": 1}, 31)
         over = [one for one in stage.server.world.sessions.values() if one.over is not None]
-        for _ in range(100):
-            if stage.multiplexed or stage.plain_sockets == 1:
-                break
-            await asyncio.sleep(0.02)
+        await happened(lambda: stage.multiplexed or stage.plain_sockets == 1, client)
         if (len(over), stage.plain_sockets) != ((1, 0) if stage.multiplexed else (0, 1)):
             raise Blocked(BASE, "the client was asked to close one of its two sessions; it closed none or both")
 
