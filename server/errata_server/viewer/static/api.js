@@ -211,6 +211,16 @@ export async function endSession(server, session_id) {
 }
 
 /**
+ * Return the rewards that came after their step.
+ * @param {string} eid
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<{t: number, value: number}[]>}
+ */
+export async function rewards(eid, signal) {
+  return (await ask(address(`episodes/${encodeURIComponent(eid)}/rewards`), signal)).json();
+}
+
+/**
  * Return one turn.
  * @param {string} eid
  * @param {number} t
