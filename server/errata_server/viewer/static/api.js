@@ -203,11 +203,13 @@ export function ending(session_id) {
  * End a session.
  * @param {string} server Address at which it is played, without a slash at its end.
  * @param {string} session_id
+ * @returns {Promise<boolean>} Whether it has ended; else it ends with the socket that it has.
  */
 export async function endSession(server, session_id) {
   const more = { method: "POST", body: JSON.stringify(ending(session_id)), headers: { "Content-Type": "application/json" } };
-  const { error } = await (await ask(`${server}/mcp`, undefined, more)).json();
+  const { error, result } = await (await ask(`${server}/mcp`, undefined, more)).json();
   if (error) throw new Refused(200, error.data?.code ?? "", error.message);
+  return result?.closed === true;
 }
 
 /**

@@ -67,15 +67,14 @@ function Commands({ child, server, close }) {
  * @param {{child: Made, server: string}} properties
  */
 function End({ child, server }) {
-  const [state, setState] = useState(/** @type {"" | "asking" | "ending" | "ended"} */ (""));
+  const [state, setState] = useState(/** @type {"" | "asking" | "ending" | "ended" | "ends"} */ (""));
   const [failure, setFailure] = useState("");
   if (!child.read_key) return html`<h3>curl, which ends this fork <span class="copies"><${Copy} name="copy" text=${curlEnd(child, server)} /></span></h3><pre tabindex="0" role="region" aria-label="end" class="command">${curlEnd(child, server)}</pre>`;
   const end = async () => {
     setState("ending");
     setFailure("");
     try {
-      await api.endSession(server, child.session_id);
-      setState("ended");
+      setState((await api.endSession(server, child.session_id)) ? "ended" : "ends");
     } catch (error) {
       setFailure(/** @type {Error} */ (error).message);
       setState("");
@@ -85,8 +84,8 @@ function End({ child, server }) {
     ${failure && html`<${Trouble} text=${failure} />`}
     ${state === "asking"
       ? html`<p class="ends">Its session ends and leaves its place; its episode stays. <button onClick=${end}>end it</button> <button onClick=${() => setState("")}>cancel</button></p>`
-      : state === "ended"
-        ? html`<p role="status">the fork has ended; its episode stays</p>`
+      : state === "ended" || state === "ends"
+        ? html`<p role="status">${state === "ended" ? "the fork has ended" : "somebody is connected to the fork: it ends with that connection"}; its episode stays</p>`
         : html`<button disabled=${state === "ending"} onClick=${() => setState("asking")}>end this fork</button>`}
   `;
 }
