@@ -43,6 +43,10 @@ LISTS: dict[str, tuple[EpisodeFilter, EpisodeOrder]] = {
     "by last activity": (EpisodeFilter(), EpisodeOrder("last")),
     "by reward": (EpisodeFilter(), EpisodeOrder("reward")),
     "by deliveries": (EpisodeFilter(), EpisodeOrder("deliveries")),
+    "by errors": (EpisodeFilter(), EpisodeOrder("errors")),
+    "by errors of a kind": (
+        EpisodeFilter(error_kind="timeout"), EpisodeOrder.of("errors", True, EpisodeFilter(error_kind="timeout"))
+    ),
     "environment and kind, by reward": (
         EpisodeFilter(environment="count", error_kind="timeout"), EpisodeOrder("reward", False)
     ),

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 from .errors import InvalidRequest
 from .replay import EpisodeAggregates, EpisodeBucket, EpisodePage, Origin
 
-Sort = Literal["created", "last", "reward", "deliveries"]
+Sort = Literal["created", "last", "reward", "deliveries", "errors"]
 Status = Literal["open", "detached", "closed", "lost", "expired", "done"]
 
 MAX_CURSOR = 1024
@@ -170,12 +170,19 @@ class EpisodeOrder:
     """The order of a list: by one field, and by eid where that is equal.
 
     Attributes:
-        by: Field of the summary.
+        by: Field of the summary; ``errors`` is the number of turns that are marked with an error.
         descending: Highest first.
+        error_kind: Kind of the errors that are counted, None for all. A server counts those of the list's filter.
     """
 
     by: Sort = "created"
     descending: bool = True
+    error_kind: str | None = None
+
+    @classmethod
+    def of(cls, by: Sort, descending: bool, wanted: EpisodeFilter) -> EpisodeOrder:
+        """Return the order of a list with a filter: by errors, those of the filter's kind are counted."""
+        return cls(by, descending, wanted.error_kind if by == "errors" else None)
 
     def place(self, one: Listed) -> ListPlace:
         """Return where an episode is in this order."""
@@ -184,6 +191,10 @@ class EpisodeOrder:
             value = one.reward
         elif self.by == "deliveries":
             value = one.deliveries
+        elif self.by == "errors" and self.error_kind is not None:
+            value = one.error_kinds.get(self.error_kind, 0)
+        elif self.by == "errors":
+            value = sum(one.error_kinds.values())
         return ListPlace(value, one.eid)
 
     def is_after(self, one: Listed, place: ListPlace | None) -> bool:

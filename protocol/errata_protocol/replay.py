@@ -254,6 +254,13 @@ class EpisodeDetail(EpisodeSummary):
 Happened = Literal["created", "delivered", "marked", "ended", "rewarded", "session", "deleted"]
 
 
+class LateValue(BaseModel):
+    """A late reward in an event: the t that it is for, and its value."""
+
+    t: int
+    value: float
+
+
 class EpisodeEvent(BaseModel):
     """What happened to an episode, in ``GET /episodes/events`` (PROTOCOL G): all since the event before it.
 
@@ -270,6 +277,8 @@ class EpisodeEvent(BaseModel):
         error_t: The t of that turn.
         late_t: The t of the newest late reward among what happened.
         late_reward: Value of that late reward.
+        late_rewards: All late rewards among what happened, oldest first; None where there are more than the server
+            keeps, at least 16: ``GET /episodes/{eid}/rewards`` has them.
         status: New status of the session: ``detached``, ``open`` where it has a connection again, ``closed``, ``lost``
             or ``expired``. It is that of all its episodes that are not done.
     """
@@ -285,6 +294,7 @@ class EpisodeEvent(BaseModel):
     error_t: int | None = None
     late_t: int | None = None
     late_reward: float | None = None
+    late_rewards: list[LateValue] | None = None
     status: str | None = None
 
 

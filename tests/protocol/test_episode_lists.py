@@ -83,14 +83,23 @@ def test_a_cursor_without_padding_and_one_with_other_spaces_are_read() -> None:
     assert NEWEST.place_of(text) == (1.0, "e")
 
 
-@pytest.mark.parametrize("order", [NEWEST, EpisodeOrder("reward"), EpisodeOrder("deliveries", False)])
+@pytest.mark.parametrize(
+    "order",
+    [
+        NEWEST, EpisodeOrder("reward"), EpisodeOrder("deliveries", False), EpisodeOrder("errors"),
+        EpisodeOrder.of("errors", True, EpisodeFilter(error_kind="a")),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("limit", [1, 3, 50])
 def test_pages_of_several_servers_have_each_episode_once_in_order(order: EpisodeOrder, limit: int) -> None:
     chance = random.Random(3)
     every = [
-        summary(f"ep_{n}", created=float(chance.randrange(5)), reward=chance.choice((0.0, 1.0)), deliveries=n % 4)
+        summary(
+            f"ep_{n}", created=float(chance.randrange(5)), reward=chance.choice((0.0, 1.0)), deliveries=n % 4,
+            error_kinds={kind: count for kind in "ab" if (count := chance.randrange(4))},
+        )
         for n in range(30)
-    ]
+    ]  # fmt: skip
     shards: list[list[EpisodeSummary]] = [[], [], [], []]
     for one in every:
         shards[chance.randrange(3)].append(one)  # the last one has none
@@ -147,6 +156,15 @@ def test_a_query_of_the_default_order_is_as_earlier_servers_take_it() -> None:
     }  # fmt: skip
     found = page_query(5, "c", {"error_kind": "b"}, EpisodeFilter(error_kind="a"), EpisodeOrder("last", False))
     assert found == {"limit": 5, "cursor": "c", "error_kind": "b", "sort": "last", "order": "asc"}
+
+
+def test_errors_are_counted_of_the_kind_that_a_list_is_filtered_by() -> None:
+    one = summary("e", error_kinds={"a": 2, "b": 3})
+    kind = EpisodeFilter(error_kind="b")
+    assert EpisodeOrder("errors").place(one) == EpisodeOrder.of("errors", True, EVERY).place(one) == (5, "e")
+    assert EpisodeOrder.of("errors", False, kind).place(one) == (3, "e")
+    assert EpisodeOrder.of("errors", True, kind).place(summary("f")) == (0, "f")
+    assert EpisodeOrder.of("reward", True, kind) == EpisodeOrder("reward")
 
 
 def test_aggregates_of_shards_sum_to_those_of_all() -> None:

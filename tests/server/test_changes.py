@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from errata_protocol.errors import Overloaded
-from errata_protocol.replay import EpisodeEvent
+from errata_protocol.replay import EpisodeEvent, LateValue
 from errata_server.ids import name_of
 from errata_server.journal import MemoryJournal, SessionChange
 from errata_server.journal.base import Record
 from errata_server.runtime import changes as module
 from errata_server.runtime.attached import Attached
-from errata_server.runtime.changes import MAX_KIND, Changes, Reader
+from errata_server.runtime.changes import MAX_KIND, MAX_LATE, Changes, Reader
 
 from .journal_rows import delivery, episode, reward, session
 
@@ -61,7 +61,7 @@ def test_what_happened_since_a_reader_read_is_one_event_for_an_episode(world: Wo
     world.commit(session(), episode("e1"), delivery("e1", 0, id=1, reward=None))
     (event,) = world.take(reader)
     assert event == EpisodeEvent(
-        eid="e1", session=name_of("s"), environment="e", what=["created", "delivered"], t=0, done=False
+        eid="e1", session=name_of("s"), environment="e", what=["created", "delivered"], t=0, done=False, late_rewards=[]
     )  # fmt: skip
     assert world.take(reader) == []
     for t in range(1, 9):
@@ -73,6 +73,7 @@ def test_what_happened_since_a_reader_read_is_one_event_for_an_episode(world: Wo
     world.commit(reward("e1", 4, value=0.75, reward_id="b", seq=2))
     (event,) = world.take(reader)
     assert (event.what, event.late_t, event.late_reward) == (["rewarded"], 4, 0.75)
+    assert event.late_rewards == [LateValue(t=3, value=0.5), LateValue(t=4, value=0.75)]
     assert (event.t, event.error_kind, event.error_t, event.done) == (8, None, None, True)
     world.commit(SessionChange("s", given_out=True))
     assert world.take(reader) == []
@@ -264,3 +265,43 @@ def test_what_is_kept_does_not_grow_with_what_happens(monkeypatch: pytest.Monkey
         world.changes.note([delivery("e1", 0)])
     assert [event.eid for event in world.take(reader)] == ["e1"]
     assert len(world.changes._changes) <= 64
+
+
+def test_each_late_reward_is_in_one_event_of_each_reader(world: World) -> None:
+    often, _ = world.reader()
+    seldom, _ = world.reader()
+    world.commit(session(), episode("e1"), *(delivery("e1", t, id=t + 1) for t in range(9)))
+    for reader in (often, seldom):
+        (event,) = world.take(reader)
+        assert event.late_rewards == []
+    seen: list[list[LateValue] | None] = []
+    for first in (0, 3, 6):
+        world.commit(
+            *(reward("e1", t, value=t / 2, reward_id=f"r{t}", seq=t + 1) for t in (first, first + 1)),
+            reward("e1", first, value=-1.0, reward_id=f"again {first}", seq=first + 3),
+        )
+        (event,) = world.take(often)
+        seen.append(event.late_rewards)
+        assert (event.late_t, event.late_reward) == (first, -1.0)
+    expected = [
+        [LateValue(t=t, value=value) for t, value in ((n, n / 2), (n + 1, (n + 1) / 2), (n, -1))] for n in (0, 3, 6)
+    ]
+    assert seen == expected
+    (event,) = world.take(seldom)
+    assert event.late_rewards == [one for rewards in expected for one in rewards]
+
+
+def test_more_late_rewards_than_an_event_has_are_told_as_such(world: World) -> None:
+    often, _ = world.reader()
+    seldom, _ = world.reader()
+    world.commit(session(), episode("e1"), delivery("e1", 0, id=1))
+    for reader in (often, seldom):
+        world.take(reader)
+    world.commit(*(reward("e1", 0, value=float(n), reward_id=f"r{n}", seq=n + 1) for n in range(MAX_LATE)))
+    (event,) = world.take(often)
+    assert event.late_rewards is not None and len(event.late_rewards) == MAX_LATE
+    world.commit(reward("e1", 0, value=0.25, reward_id="one more", seq=MAX_LATE + 1))
+    (event,) = world.take(often)
+    assert event.late_rewards == [LateValue(t=0, value=0.25)], "it has read the others"
+    (event,) = world.take(seldom)
+    assert event.late_rewards is None and event.what == ["rewarded"] and event.late_reward == 0.25

@@ -384,6 +384,23 @@ def test_episodes_add_up_over_all_journals_and_over_http_alike(data_home: Path) 
             assert (bucket["episodes"], bucket["deliveries"]) == (2, 4)
 
 
+async def test_replay_of_a_fork_begins_with_where_it_was_forked(data_home: Path) -> None:
+    with LocalServer("tests.server.environments:CountEnvironment", data_home / "one") as server:
+        async with ErrataClient(server.url) as client:
+            await client.reset()
+            async with await client.fork(0) as child:
+                await child.step({"n": 2})
+                of, eid = client.eid, str(child.eid)
+        for where in (["--url", server.url], ["--data-dir", str(data_home / "one")]):
+            head, _, forked, step, _ = (await asyncio.to_thread(printed, "replay", eid, *where)).splitlines()
+            assert f"forked from {of} at t=0" in head
+            assert f"fork of {of} at t=0" in forked and "request_id" not in forked and "key" not in forked
+            assert "reset" in (await asyncio.to_thread(printed, "replay", str(of), *where)).splitlines()[2]
+            first, _ = (await asyncio.to_thread(printed, "replay", eid, "--json", *where)).splitlines()
+            assert json.loads(first)["action"]["t"] == 0, "the request as it was"
+            assert step.split()[0] == "1"
+
+
 async def test_the_forks_of_an_episode_are_listed_from_every_source(data_home: Path) -> None:
     with LocalServer("tests.server.environments:CountEnvironment", data_home / "one") as server:
         async with ErrataClient(server.url) as client:

@@ -203,6 +203,7 @@ SORTED: dict[str, Callable[[Made], float]] = {
     "last": lambda e: e.last,
     "reward": lambda e: e.reward,
     "deliveries": lambda e: e.deliveries,
+    "errors": lambda e: sum(e.kinds.values()),
 }
 
 
@@ -221,6 +222,24 @@ async def test_a_list_has_what_its_filter_names_once_in_its_order(world: World) 
                     assert world.pages(7, wanted, order, owner) == [one.eid for one in expected], (name, by, owner)
                     found += len(expected)
     assert found > 1000
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "none"])
+@pytest.mark.parametrize("descending", [True, False])
+async def test_a_list_by_errors_counts_those_of_the_kind_that_it_is_filtered_by(
+    world: World, kind: str, descending: bool
+) -> None:
+    wanted = EpisodeFilter(error_kind=kind)
+    order = EpisodeOrder.of("errors", descending, wanted)
+    expected = sorted(
+        (one for one in world.made if kind in one.kinds),
+        key=lambda one: (one.kinds[kind], one.eid),
+        reverse=descending,
+    )
+    assert world.pages(3, wanted, order, ALL_OWNERS) == [one.eid for one in expected]
+    if kind == "timeout":
+        assert len({one.kinds[kind] for one in expected}) > 1, "the counts differ, so their order says something"
+        assert any(sum(one.kinds.values()) > one.kinds[kind] for one in expected), "some have other kinds too"
 
 
 async def test_the_children_of_an_episode_are_listed_also_where_it_was_deleted(world: World) -> None:

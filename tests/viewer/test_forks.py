@@ -225,6 +225,56 @@ async def test_a_fork_is_made_at_a_turn_and_its_commands_play_it(server: LocalSe
     await page.until(f"location.hash === '#{eid}' && document.querySelector('.row')?.ariaSetSize === '3'")
 
 
+async def test_a_fork_is_ended_where_it_was_made_once_it_is_asked_for_twice(
+    server: LocalServer, played: str, page: Page
+) -> None:
+    await page.open(f"{server.url}/viewer/#{played}/2")
+    await page.until("document.querySelector('.digest.same')")
+    eid, _, shell, _ = await fork_here(page)
+    assert "no such thing: it!" in run("bash", "-c", shell)
+    await page.click(BUTTON % "end this fork")
+    await page.click(BUTTON % "cancel")
+    async with Episodes(server.url) as episodes:
+        assert (await episodes.episode(eid)).status != "closed"
+        await page.click(BUTTON % "end this fork")
+        await page.click(BUTTON % "end it")
+        await page.until("document.querySelector('.made').innerText.includes('the fork has ended')")
+        assert (await episodes.episode(eid)).status == "closed"
+        assert (await episodes.turns(eid)).deliveries == 2
+
+
+async def test_a_fork_that_somebody_plays_ends_with_their_connection(
+    server: LocalServer, played: str, page: Page
+) -> None:
+    await page.open(f"{server.url}/viewer/#{played}/2")
+    await page.until("document.querySelector('.digest.same')")
+    eid, _, _, curl = await fork_here(page)
+    session_id = json.loads(run("bash", "-c", curl))["session_id"]
+    async with Episodes(server.url) as episodes, ErrataClient(server.url, session_id=session_id) as env:
+        await env.state()
+        await page.click(BUTTON % "end this fork")
+        await page.click(BUTTON % "end it")
+        await page.until("document.querySelector('.made').innerText.includes('it ends with that connection')")
+        assert (await episodes.episode(eid)).status == "open"
+    await page.click("document.querySelector('.made .eid')")
+    status = "[...document.querySelectorAll('header dt')].find((each) => each.innerText === 'status')"
+    await page.until(f"location.hash === '#{eid}' && {status}?.nextSibling.innerText === 'closed'")
+
+
+async def test_an_end_that_is_refused_says_why(server: LocalServer, played: str, page: Page) -> None:
+    await page.open(f"{server.url}/viewer/#{played}/2")
+    await page.until("document.querySelector('.digest.same')")
+    await fork_here(page)
+    await page.evaluate(
+        "void (globalThis.fetch = ((ask) => (url, how) => ask(url, how?.body"
+        ' ? {...how, body: how.body.replace(/session_id":"[^"]*/, \'session_id":"none\')} : how))(fetch))'
+    )
+    await page.click(BUTTON % "end this fork")
+    await page.click(BUTTON % "end it")
+    await page.until("document.querySelector('.made [role=alert]')?.innerText")
+    assert await page.evaluate(f"{BUTTON % 'end this fork'} !== undefined")
+
+
 async def test_nothing_is_forked_before_it_is_asked_for_twice(server: LocalServer, played: str, page: Page) -> None:
     await page.open(f"{server.url}/viewer/#{played}/2")
     await page.until("document.querySelector('.digest.same')")
@@ -282,6 +332,11 @@ async def test_a_fork_of_a_server_with_tokens_is_played_with_the_token(
             monkeypatch.setenv("ERRATA_TOKEN", "second")
             assert "ran ls" in run(sys.executable, "-c", python) and "ran ls" in run("bash", "-c", shell)
             assert json.loads(run("bash", "-c", curl))["eid"] == eid
+            assert await page.evaluate(f"{BUTTON % 'end this fork'} === undefined")
+            end = await page.evaluate(COMMAND % "end")
+            assert "second" not in end and "error" not in json.loads(run("bash", "-c", end))
+            ended = httpx.get(f"{server.url}/episodes/{eid}", headers={"Authorization": "Bearer second"}).json()
+            assert ended["status"] == "closed"
 
 
 async def test_forks_of_several_environments_are_played_at_their_own_address(tmp_path: Path, page: Page) -> None:

@@ -107,6 +107,28 @@ async def test_the_end_of_a_session_and_a_late_reward_are_shown(server: LocalSer
     assert await page.evaluate(TURNS) == 2
 
 
+async def test_late_rewards_that_come_at_once_are_all_shown(server: LocalServer, page: Page) -> None:
+    async with ErrataClient(server.url) as env:
+        await env.reset()
+        await env.step({"command": "ls"})
+        await env.step({"command": "ls"})
+        await page.open(f"{server.url}/viewer/#{env.eid}/0")
+        await page.until(LIVE)
+        for name, count in (("few", 2), ("many", 20)):
+            rewards = [
+                {"t": t, "value": 0.5, "source": "judge", "reward_id": f"{name} {t} {n}"}
+                for t in range(3)
+                for n in range(count)
+            ]
+            posted = f"fetch('/episodes/{env.eid}/rewards', {{method: 'POST', body: JSON.stringify({rewards})}})"
+            assert await page.evaluate(f"{posted}.then((answer) => answer.status)") == 200
+            for t in range(3):
+                await page.evaluate(f"location.hash = '{env.eid}/{t}'")
+                came = "[...document.querySelectorAll('.turn dt')].find((each) => each.innerText === 'late rewards')"
+                shown = f"{came}?.nextSibling.innerText === '{22 if name == 'many' else 2}'"
+                await page.until(f"document.querySelector('h2').innerText.startsWith('t={t} ') && {shown}")
+
+
 async def test_screens_are_read_beside_many_sessions_that_step(server: LocalServer, page: Page) -> None:
     """Each screen has what it shows while 200 sessions step as fast as they can, a tenth of their steps with errors."""
     going, steps = True, 0

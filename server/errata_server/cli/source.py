@@ -202,8 +202,9 @@ class Source:
         if self._url is not None:
             params = {k: v for k, v in query.items() if v is not None}
             return self._http("GET", "/episodes", params=params).read(_PAGE)
-        order = EpisodeOrder(query.get("sort") or NEWEST.by, query.get("order") != "asc")
-        pages = [self._pages(directory, EpisodeFilter.of(query), order) for directory in self._directories]
+        wanted = EpisodeFilter.of(query)
+        order = EpisodeOrder.of(query.get("sort") or NEWEST.by, query.get("order") != "asc", wanted)
+        pages = [self._pages(directory, wanted, order) for directory in self._directories]
         return merged(pages, order, query["limit"], query["cursor"])
 
     def aggregates(self, bucket_s: int, wanted: Mapping[str, Any]) -> EpisodeAggregates:

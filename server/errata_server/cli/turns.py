@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import typer
@@ -201,6 +201,9 @@ class _Text(_Printer):
         self._episode = episode
 
     def turn(self, turn: Turn, record: DeliveryRecord | FailureRecord) -> None:
+        origin = self._episode.origin if self._episode is not None else None
+        if turn.t == 0 and origin is not None:  # what made it is no action of an agent
+            turn = replace(turn, kind="fork", action=f"fork of {origin.eid} at t={origin.t}")
         self._head(record).add(turn, self.read_by_agent(record) if self.full else None)
         self._turns += turn.t is not None
         self._failed += turn.t is None

@@ -175,7 +175,7 @@ def register_reads(
             limit=limit,
             cursor=cursor,
             wanted=wanted,
-            order=EpisodeOrder(sort, order == "desc"),
+            order=EpisodeOrder.of(sort, order == "desc", wanted),
             principal=await owner(request),
         )
         return await _json_of(page)

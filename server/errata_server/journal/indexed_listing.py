@@ -38,6 +38,7 @@ _STATS = (
 )
 _JOINED = "JOIN totals t ON t.episode = e.n LEFT JOIN sessions s ON s.n = e.session"
 _SORTED = {"created": "e.created", "last": "t.last", "reward": "t.reward", "deliveries": "t.deliveries"}
+_ERRORS = "CASE WHEN t.error_kinds IS NULL THEN 0 ELSE (SELECT total(value) FROM json_each(t.error_kinds){of}) END"
 _AGGREGATES = """
 WITH m AS MATERIALIZED (
   SELECT CAST(e.created / ? AS INTEGER) AS at, t.deliveries, t.reward, t.done, t.error_kinds, t.hint_keys
@@ -84,15 +85,15 @@ class IndexedListing:
         # What waits first: what leaves for the index meanwhile is then found twice, not missed.
         waiting = _Waiting(self._live, attached)
         query = _Query(wanted, principal, waiting)
+        sorted_by, of = _sorted(order)
         if after is not None:
-            order_by = "<" if order.descending else ">"
-            query.add(f"({_SORTED[order.by]}, e.eid) {order_by} (?, ?)", *after)
+            query.add(f"({sorted_by}, e.eid) {'<' if order.descending else '>'} (?, ?)", *of, *after)
         down = "DESC" if order.descending else "ASC"
         sql = (
             f"SELECT json_group_array({_STATS}) FROM (SELECT e.n AS n FROM {query.tables} WHERE {query.where} "
-            f"ORDER BY {_SORTED[order.by]} {down}, e.eid {down} LIMIT ?) page JOIN episodes e ON e.n = page.n {_JOINED}"
+            f"ORDER BY {sorted_by} {down}, e.eid {down} LIMIT ?) page JOIN episodes e ON e.n = page.n {_JOINED}"
         )
-        found = {one.eid: one for one in self._stats(sql, (*query.values, limit + 1), waiting)}
+        found = {one.eid: one for one in self._stats(sql, (*query.values, *of, limit + 1), waiting)}
         for one in self._in_memory(waiting):
             if is_owned(one.row.principal, principal) and wanted.matches(one) and order.is_after(one, after):
                 found[one.eid] = one
@@ -268,6 +269,15 @@ class _Query:
             "UNION ALL SELECT n FROM sessions WHERE sid IN (SELECT value FROM json_each(?)))",
             json.dumps(of), json.dumps(changed), json.dumps(now),
         )  # fmt: skip
+
+
+def _sorted(order: EpisodeOrder) -> tuple[str, tuple[str, ...]]:
+    """Return what an order sorts by, as SQL, and its values."""
+    if order.by != "errors":
+        return _SORTED[order.by], ()
+    if order.error_kind is None:
+        return _ERRORS.format(of=""), ()
+    return _ERRORS.format(of=" WHERE key = ?"), (order.error_kind,)
 
 
 _TEXTS = ("e.eid", "e.episode_id", "t.task")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
@@ -38,6 +39,9 @@ KEEP_S = 60.0
 MAX_KIND = 200
 """Longest kind of an error in an event, in code points."""
 
+MAX_LATE = 16
+"""Most late rewards in an event; a reader of one with more asks for the episode's."""
+
 RETRY_S = 5.0
 """``retry_after`` of a reader that has to wait for a place, seconds."""
 
@@ -61,8 +65,8 @@ class Change:
     """
 
     __slots__ = (
-        "at", "done", "eid", "environment", "error_kind", "error_t", "is_known", "is_read", "key", "late", "late_t",
-        "principal", "reward", "seq", "sid", "status", "t",
+        "at", "done", "eid", "environment", "error_kind", "error_t", "is_known", "is_read", "key", "late",
+        "late_before", "principal", "reward", "seq", "sid", "status", "t",
     )  # fmt: skip
 
     def __init__(self, key: str, eid: str | None, sid: str) -> None:
@@ -75,9 +79,11 @@ class Change:
         self.principal: str | None = None
         self.t: int | None = None
         self.error_t: int | None = None
-        self.late_t: int | None = None
         self.reward: float | None = None
-        self.late: float | None = None
+        self.late: deque[tuple[int, int, float]] | None = None
+        """Newest late rewards, oldest first: the place at which each came, its t, its value."""
+        self.late_before = 0
+        """Place of the newest late reward that is in `late` no more."""
         self.error_kind: str | None = None
         self.status: str | None = None
 
@@ -85,9 +91,20 @@ class Change:
         """Note whose the episode is."""
         self.environment, self.principal, self.is_known = environment, principal, True
 
+    def rewarded(self, t: int, value: float, floor: int) -> None:
+        """Note a late reward, at the place where the change stands; those up to ``floor`` have been read by all."""
+        if self.late is None:
+            self.late = deque()
+        while self.late and self.late[0][0] <= floor:
+            self.late.popleft()
+        self.late.append((self.seq, t, value))
+        if len(self.late) > MAX_LATE:
+            self.late_before = self.late.popleft()[0]
+
     def event(self, after: int) -> Event:
         """Return what happened behind a place."""
-        marked, late = self.at[_MARKED] > after, self.at[_REWARDED] > after
+        marked = self.at[_MARKED] > after
+        late = [(t, value) for at, t, value in self.late or () if at > after]
         return {
             "eid": self.eid,
             "session": name_of(self.sid),
@@ -98,8 +115,9 @@ class Change:
             "done": self.done if self.t is not None else None,
             "error_kind": self.error_kind if marked else None,
             "error_t": self.error_t if marked else None,
-            "late_t": self.late_t if late else None,
-            "late_reward": self.late if late else None,
+            "late_t": late[-1][0] if late else None,
+            "late_reward": late[-1][1] if late else None,
+            "late_rewards": [{"t": t, "value": value} for t, value in late] if self.late_before <= after else None,
             "status": self.status if self.at[_SESSION] > after else None,
         }
 
@@ -198,7 +216,7 @@ class Changes:
                     change.belongs_to(record.environment, record.principal)
                 elif type(record) is RewardRow:
                     change = self._touched(record.eid, record.eid, record.sid, _REWARDED)
-                    change.late_t, change.late = record.t, record.value
+                    change.rewarded(record.t, record.value, self._floor)
                 elif type(record) is SessionChange and record.status is not None:
                     change = self._touched(_of_session(record.sid), None, record.sid, _SESSION)
                     change.status = record.status

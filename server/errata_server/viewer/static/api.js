@@ -192,6 +192,37 @@ export async function fork(eid, t, request_id) {
 }
 
 /**
+ * Return the request that ends a session (PROTOCOL A3).
+ * @param {string} session_id
+ */
+export function ending(session_id) {
+  return { jsonrpc: "2.0", id: 1, method: "openenv/session/close", params: { session_id } };
+}
+
+/**
+ * End a session.
+ * @param {string} server Address at which it is played, without a slash at its end.
+ * @param {string} session_id
+ * @returns {Promise<boolean>} Whether it has ended; else it ends with the socket that it has.
+ */
+export async function endSession(server, session_id) {
+  const more = { method: "POST", body: JSON.stringify(ending(session_id)), headers: { "Content-Type": "application/json" } };
+  const { error, result } = await (await ask(`${server}/mcp`, undefined, more)).json();
+  if (error) throw new Refused(200, error.data?.code ?? "", error.message);
+  return result?.closed === true;
+}
+
+/**
+ * Return the rewards that came after their step.
+ * @param {string} eid
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<{t: number, value: number}[]>}
+ */
+export async function rewards(eid, signal) {
+  return (await ask(address(`episodes/${encodeURIComponent(eid)}/rewards`), signal)).json();
+}
+
+/**
  * Return one turn.
  * @param {string} eid
  * @param {number} t

@@ -7,6 +7,7 @@ import { html, useCallback, useEffect, useRef, useState } from "./html.js";
 import { KindLinks } from "./kinds.js";
 import { NewTurns, useEnd, useEpisode } from "./live_episode.js";
 import { Plain, Trouble } from "./output.js";
+import { SearchField, useSearch } from "./search.js";
 import { Status } from "./status.js";
 import { Stream } from "./stream.js";
 import { Strip } from "./strip.js";
@@ -17,7 +18,8 @@ import { TurnDetail, VIEWS } from "./turn.js";
 /** What keys do, as the screen says it. */
 const KEYS = [
   ["j k \u2193 \u2191", "next and previous turn"],
-  ["n p", "next and previous error"],
+  ["n p", "next and previous error; of a search, action that has it"],
+  ["/", "find in actions, Esc ends it"],
   ["a", "agent text, fields, raw"],
   ["Home End", "first and last turn"],
 ];
@@ -37,13 +39,15 @@ export function EpisodeScreen({ eid, t }) {
     dispatchEvent(new HashChangeEvent("hashchange"));
   }, [eid, turns]);
   const news = useEnd(turns, chosen, complete, choose);
-  useKeys(turns, chosen, choose, () => setView(VIEWS[(VIEWS.indexOf(view) + 1) % VIEWS.length]));
+  const search = useSearch(turns, summary?.deliveries ?? 0, complete, chosen, choose);
+  useKeys(turns, chosen, choose, search, () => setView(VIEWS[(VIEWS.indexOf(view) + 1) % VIEWS.length]));
   if (failure) return html`<main><${Trouble} text=${failure} /></main>`;
   if (summary === null) return html`<main><p class="none">loading <${Plain} text=${eid} /></p></main>`;
   return html`
     <main class="episode">
       <${Heading} episode=${summary} />
       ${stream && html`<p class="newer"><${Stream} state=${stream} failure=${trouble} /><${NewTurns} count=${news} go=${() => choose(turns.length - 1)} /></p>`}
+      <${SearchField} search=${search} />
       <${Strip} turns=${turns} chosen=${chosen} choose=${choose} />
       <div class="panes">
         <${Timeline} turns=${turns} chosen=${chosen} choose=${choose} />
@@ -118,14 +122,15 @@ function Forks({ eid }) {
  * @param {api.Turn[]} turns
  * @param {number} chosen
  * @param {(index: number) => void} choose
+ * @param {ReturnType<typeof useSearch>} search
  * @param {() => void} toggle
  */
-function useKeys(turns, chosen, choose, toggle) {
-  const now = useRef({ turns, chosen, choose, toggle });
-  now.current = { turns, chosen, choose, toggle };
+function useKeys(turns, chosen, choose, search, toggle) {
+  const now = useRef({ turns, chosen, choose, search, toggle });
+  now.current = { turns, chosen, choose, search, toggle };
   useEffect(() => {
     const press = (/** @type {KeyboardEvent} */ event) => {
-      const { turns, chosen, choose, toggle } = now.current;
+      const { turns, chosen, choose, search, toggle } = now.current;
       if (event.ctrlKey || event.metaKey || event.altKey || /** @type {HTMLElement} */ (event.target).closest("input, select, textarea")) return;
       const failed = (/** @type {api.Turn} */ turn) => turn.error_kind !== null;
       const next = turns.findIndex((turn, index) => index > chosen && failed(turn));
@@ -135,6 +140,18 @@ function useKeys(turns, chosen, choose, toggle) {
         ["n", next], ["p", previous], ["Home", 0], ["End", turns.length - 1],
       ]);
       if (event.key === "a") toggle();
+      if (event.key === "/") {
+        event.preventDefault();
+        const field = /** @type {HTMLInputElement} */ (document.getElementById("search"));
+        field.focus();
+        field.select();
+        return;
+      }
+      if (search.text !== "") {
+        if (event.key === "Escape") return search.type("");
+        const onward = event.key === "n" || (event.key === "Enter" && /** @type {HTMLElement} */ (event.target).closest("button, a, summary") === null);
+        if (onward || event.key === "p") return search.seek(onward ? 1 : -1);
+      }
       const index = moves.get(event.key);
       if (index === undefined || turns[index] === undefined) return;
       event.preventDefault();

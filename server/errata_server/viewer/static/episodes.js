@@ -12,7 +12,7 @@ import { Sums } from "./sums.js";
 import { duration, number } from "./text.js";
 
 /** Columns, and what the server sorts them by. */
-const COLUMNS = [["episode", ""], ["task", ""], ["turns", "deliveries"], ["reward", "reward"], ["status", ""], ["errors", ""], ["began", "created"], ["active", "last"]];
+const COLUMNS = [["episode", ""], ["task", ""], ["turns", "deliveries"], ["reward", "reward"], ["status", ""], ["errors", "errors"], ["began", "created"], ["active", "last"]];
 
 /** @param {{search: string}} properties */
 export function EpisodesScreen({ search }) {

@@ -44,7 +44,7 @@ export function ForkHere({ eid, environment, turn, next }) {
         ? html`<p>A new session that goes on from t=${turn.t}. It has the labels of its parent, and keeps a place on the server until it is closed or nobody has asked it for long. <button onClick=${fork}>make the fork</button> <button onClick=${() => setWanted(-1)}>cancel</button></p>`
         : html`<button disabled=${asking} onClick=${() => setWanted(turn.t)}>fork here</button>`}
       ${failure && html`<${Trouble} text=${failure} />`}
-      ${child && html`<${Commands} child=${child} server=${server} close=${() => setChild(null)} />`}
+      ${child && html`<${Commands} key=${child.eid} child=${child} server=${server} close=${() => setChild(null)} />`}
     </div>
   `;
 }
@@ -57,9 +57,42 @@ function Commands({ child, server, close }) {
     <section class="made" aria-label="The fork">
       <p role="status">forked at t=${t}: <a class="eid" href=${`#${child.eid}`}>${child.eid}</a>, <a href=${`#forks/${eid}`}>its family</a>. These commands play it, with the parent's next action: put another one in its place. They hold the session id, which is shown here only, and whoever has it can play:</p>
       ${commands.map(([name, text]) => html`<h3>${name} <span class="copies"><${Copy} name="copy" text=${text} /></span></h3><pre tabindex="0" role="region" aria-label=${name} class="command">${text}</pre>`)}
-      <button onClick=${close}>close</button>
+      <${End} child=${child} server=${server} /> <button onClick=${close}>close</button>
     </section>
   `;
+}
+
+/**
+ * Ends the fork's session. Where the server has tokens its login opens reads and forks only, so there is a command instead.
+ * @param {{child: Made, server: string}} properties
+ */
+function End({ child, server }) {
+  const [state, setState] = useState(/** @type {"" | "asking" | "ending" | "ended" | "ends"} */ (""));
+  const [failure, setFailure] = useState("");
+  if (!child.read_key) return html`<h3>curl, which ends this fork <span class="copies"><${Copy} name="copy" text=${curlEnd(child, server)} /></span></h3><pre tabindex="0" role="region" aria-label="end" class="command">${curlEnd(child, server)}</pre>`;
+  const end = async () => {
+    setState("ending");
+    setFailure("");
+    try {
+      setState((await api.endSession(server, child.session_id)) ? "ended" : "ends");
+    } catch (error) {
+      setFailure(/** @type {Error} */ (error).message);
+      setState("");
+    }
+  };
+  return html`
+    ${failure && html`<${Trouble} text=${failure} />`}
+    ${state === "asking"
+      ? html`<p class="ends">Its session ends and leaves its place; its episode stays. <button onClick=${end}>end it</button> <button onClick=${() => setState("")}>cancel</button></p>`
+      : state === "ended" || state === "ends"
+        ? html`<p role="status">${state === "ended" ? "the fork has ended" : "somebody is connected to the fork: it ends with that connection"}; its episode stays</p>`
+        : html`<button disabled=${state === "ending"} onClick=${() => setState("asking")}>end this fork</button>`}
+  `;
+}
+
+/** @param {api.Fork} child @param {string} server */
+function curlEnd({ session_id }, server) {
+  return `curl -sS -H "Authorization: Bearer $ERRATA_TOKEN" -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(api.ending(session_id)))} ${quoted(`${server}/mcp`)}`;
 }
 
 /**

@@ -23,6 +23,7 @@ export function useEpisode(eid) {
     /** @type {api.Turn[]} */
     let known = [];
     let outdated = false;
+    let recount = false; // more late rewards came than an event has
     /** @type {Set<number>} */
     const rewarded = new Set();
     let stop = () => {};
@@ -45,6 +46,16 @@ export function useEpisode(eid) {
         const last = known.length === 0 ? -1 : known[known.length - 1].t;
         setTurns((known = [...known, ...page.turns.filter((turn) => turn.t > last).map(own)]));
       }
+      if (recount) {
+        recount = false;
+        const counts = new Map();
+        for (const { t } of await api.rewards(eid, leaving.signal).catch((error) => {
+          recount = true;
+          throw error;
+        })) counts.set(t, (counts.get(t) ?? 0) + 1);
+        rewarded.clear();
+        setTurns((known = known.map((turn) => ({ ...turn, late_rewards: counts.get(turn.t) ?? 0 }))));
+      }
       for (const t of rewarded) {
         const turn = own(await api.turn(eid, t, leaving.signal));
         rewarded.delete(t);
@@ -65,7 +76,10 @@ export function useEpisode(eid) {
     const again = serial(reread, setTrouble, leaving.signal);
     const take = (/** @type {import("./stream.js").Happened} */ event) => {
       if (event.eid === eid && event.what.includes("deleted")) return deleted();
-      if (event.eid === eid && event.late_t !== null) rewarded.add(event.late_t);
+      if (event.eid === eid && event.what.includes("rewarded")) {
+        if (event.late_rewards) for (const { t } of event.late_rewards) rewarded.add(t);
+        else recount = true;
+      }
       if (found !== null) show({ ...found, done: found.done || (event.eid === eid && event.done === true), status: statusAfter(found, event) });
       again();
     };

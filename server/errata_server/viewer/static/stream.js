@@ -18,6 +18,7 @@ const AGAIN_MS = 5000;
  * @property {string | null} error_kind
  * @property {number | null} error_t
  * @property {number | null} late_t
+ * @property {{t: number, value: number}[] | null} [late_rewards] Null: more than the server keeps.
  * @property {string | null} status
  */
 
