@@ -20,6 +20,7 @@ from .witness import BASE, Witness
 
 REPLY_S = 15.0
 SCENARIO_S = 60.0
+POLL_S = 0.02
 
 
 @dataclass
@@ -127,9 +128,10 @@ def connected(stage: Stage) -> None:
 
 async def happened(done: Callable[[], bool], client: Program) -> None:
     """Wait until the client has done what no answer of it shows, or until an answer would be late, too."""
-    deadline = time.monotonic() + client.reply_s
-    while not done() and time.monotonic() < deadline:
-        await asyncio.sleep(0.02)
+    for _ in range(int(client.reply_s / POLL_S)):
+        if done():
+            return
+        await asyncio.sleep(POLL_S)
 
 
 async def first_steps(client: Program) -> None:
