@@ -123,7 +123,7 @@ async def test_errors_of_a_row_lead_to_the_first(page: Page) -> None:
 async def test_the_episode_with_the_most_errors_of_a_kind_is_one_action_away(page: Page) -> None:
     await page.click("[...document.querySelectorAll('th a')].find((each) => each.innerText === 'errors')")
     await page.until("document.querySelector('th[aria-sort=descending] a')?.innerText.startsWith('errors')")
-    first = await page.until("document.querySelector('tbody tr td:nth-child(6)').innerText || null")
+    first = await page.until("document.querySelector('tbody tr td:nth-child(6)')?.innerText")
     assert first == "command_not_found 1"
     assert await page.evaluate("location.search") == "?sort=errors&order=desc"
 
