@@ -22,6 +22,7 @@ PACKAGES = (
     "errata_protocol.markers",
     "errata_protocol.mux",
     "errata_protocol.rollouts",
+    "errata_protocol.shards",
     "errata_server",
     "errata_server.journal",
     "errata_server.sandbox.base",

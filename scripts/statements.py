@@ -13,7 +13,7 @@ STATEMENT = re.compile(r"^- \*\*(R-\d{3}-\d+)\*\* \((\w+)(?:: ([^)]*))?\) (.*?)(
 
 CLIENT = frozenset(
     "R-014-12 R-014-13 R-014-19 R-015-7 R-015-13 R-015-23 R-015-24 R-016-1 R-016-8 R-016-40 "  # noqa: SIM905
-    "R-016-47 R-016-48 R-016-49".split()
+    "R-016-47 R-016-48 R-016-49 R-016-51".split()
 )
 """The statements that bind a client alone. Where one binds both sides, the server's part is checked from outside."""
 

@@ -76,6 +76,8 @@ class Capabilities(BaseModel):
         session: Position of the asking session.
         call_timeouts_s: How long a step may take by the tool of its action, in seconds, where that is longer than other
             steps; left out where no tool has one.
+        shard: Name of the data directory, which the ids of new sessions and episodes have in them; left out where it
+            has none.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -88,12 +90,15 @@ class Capabilities(BaseModel):
     limits: ServerLimits = Field(default_factory=ServerLimits)
     session: SessionPosition | None = None
     call_timeouts_s: dict[str, float] = Field(default_factory=dict)
+    shard: str | None = None
 
     @model_serializer(mode="wrap")
     def _without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = serialize(self)
         if not values.get("call_timeouts_s"):
             values.pop("call_timeouts_s", None)
+        if values.get("shard") is None:
+            values.pop("shard", None)
         return values
 
     def step_timeout_s(self, action: Any, timeout_s: float) -> float:

@@ -31,6 +31,7 @@
         ├── JournalUnavailable      a commit cannot be made durable               JOURNAL_UNAVAILABLE
         ├── SessionLost             the session cannot be continued               SESSION_LOST
         ├── CapacityReached         no capacity for another session               CAPACITY_REACHED
+        ├── Misdirected             an id names another shard                     MISDIRECTED
         ├── Overloaded              not now: too many in flight, or no instance   OVERLOADED
         ├── ReplyExpired            executed; the reply is no longer kept         REPLY_EXPIRED
         ├── RemoteProtocolError     the peer violated the protocol                PROTOCOL_ERROR
@@ -50,6 +51,9 @@ from typing import Any, ClassVar, Literal
 from . import json_text
 
 Fault = Literal["caller", "service"]
+
+RETRY_AFTER_S = 1.0
+"""``retry_after`` of `Misdirected`, seconds: by then what routes requests may know the server of the shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ CODES: dict[str, CodeInfo] = {
     "SESSION_LOST": CodeInfo("service", False, False, False, 410),
     "SESSION_CLOSED": CodeInfo("caller", False, False, False, 410),
     "SESSION_EXPIRED": CodeInfo("caller", False, False, False, 410),
+    "MISDIRECTED": CodeInfo("service", True, False, True, 421),
     "OVERLOADED": CodeInfo("service", True, False, True, 503),
     "JOURNAL_UNAVAILABLE": CodeInfo("service", True, False, True, 503),
     "SANDBOX_UNAVAILABLE": CodeInfo("service", False, True, True, 503),
@@ -360,6 +365,22 @@ class CapacityReached(ServiceError):
     """The server has no capacity for another session."""
 
     code = "CAPACITY_REACHED"
+
+
+class Misdirected(ServiceError):
+    """An id names another data directory than that of the server that was asked; nothing ran, and nothing is lost.
+
+    Args:
+        shard: Name of the shard that the id names.
+        url: Where it is served; None where this server does not know.
+    """
+
+    code = "MISDIRECTED"
+
+    def __init__(self, shard: str, url: str | None = None) -> None:
+        where = url if url is not None else "its own server"
+        text = f"an id of the request names the shard {shard}, which is not here: ask {where}"
+        super().__init__(text, shard=shard, retry_after=RETRY_AFTER_S, **({"url": url} if url is not None else {}))
 
 
 class Overloaded(ServiceError):

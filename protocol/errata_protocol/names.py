@@ -23,6 +23,7 @@ __all__ = [
     "PROJECT",
     "REPOSITORY",
     "SESSION",
+    "SHARD",
     "InvalidName",
     "Kind",
     "member_path",
@@ -89,6 +90,7 @@ EPISODE = _kind(
     r"(?![.~]{1,2}\Z)[A-Za-z0-9_.~-]{1,200}",
 )
 SESSION = _kind("the id or key of a session", "21 to 128 letters, digits, '_' and '-'", r"[A-Za-z0-9_-]{21,128}")
+SHARD = _kind("the name of a shard", "12 lowercase letters and digits", r"[a-z0-9]{12}")
 ENVIRONMENT = _kind(
     "the name of an environment in a path",
     "letters, digits, '.', '_' and '-', at most 100, with a letter or digit first",

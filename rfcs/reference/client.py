@@ -24,7 +24,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 MUTATING = ("reset", "step", "fork", "close")  # and mcp tools/call
-REFUSALS = {"OUT_OF_ORDER", "NOT_ATTACHED", "OVERLOADED", "CAPACITY_REACHED", "JOURNAL_UNAVAILABLE"}  # to be sent again
+REFUSALS = {
+    "OUT_OF_ORDER",
+    "NOT_ATTACHED",
+    "OVERLOADED",
+    "CAPACITY_REACHED",
+    "JOURNAL_UNAVAILABLE",
+    "MISDIRECTED",
+}  # to be sent again
 TERMINAL = {"INVALID_ENVELOPE", "UNKNOWN_TYPE", "FRAME_TOO_LARGE", "INVALID_JSON"}  # never admitted; takes no id
 MAX_LEVELS = 64  # of an envelope (R-016-5)
 OVER = {"SESSION_LOST", "SESSION_CLOSED", "SESSION_EXPIRED"}

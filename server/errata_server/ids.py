@@ -9,6 +9,8 @@ import secrets
 import threading
 import uuid
 
+from errata_protocol.shards import named
+
 DRAWN_AT_ONCE = 4096
 """Random bytes read from the operating system in one call, because a call costs as much as a step."""
 
@@ -21,7 +23,12 @@ class Ids:
     """Random ids of at least 122 bits: knowing an id gives access to what it names.
 
     Random bytes are read from the operating system in advance; a forked process reads its own. Thread-safe.
+
+    Attributes:
+        shard: Name of the data directory, which ids of sessions and episodes have in them; None where it has none.
     """
+
+    shard: str | None = None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,12 +44,16 @@ class Ids:
             return self._drawn[self._at - count : self._at]
 
     def session(self) -> str:
-        """Return a new session id: a UUID, as upstream uses."""
-        return str(uuid.UUID(bytes=self._bytes(16), version=4))
+        """Return a new session id: a UUID, as upstream uses; in a named directory behind its name (PROTOCOL F5)."""
+        return named(self.shard, self.uuid())
 
     def episode(self) -> str:
         """Return a new episode id, which is URL-safe."""
-        return "ep_" + base64.urlsafe_b64encode(self._bytes(18)).decode()
+        return "ep_" + named(self.shard, base64.urlsafe_b64encode(self._bytes(18)).decode())
+
+    def uuid(self) -> str:
+        """Return a new UUID."""
+        return str(uuid.UUID(bytes=self._bytes(16), version=4))
 
     def seed(self) -> int:
         """Return a new 31-bit seed."""

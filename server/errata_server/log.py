@@ -19,7 +19,7 @@ _WEB_SERVERS = ("uvicorn.access", "uvicorn.error", "uvicorn.asgi", "websockets.s
 _IDS = re.compile(
     r"(?P<before>[?&][\w.-]{1,40}=|/episodes/)(?P<id>[^#/&?\s\"'][^/&?\s\"']*)"
     r"|\bep_[\w-]{20,}"
-    r"|\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b"
+    r"|\b(?:sh-[a-z0-9]{12}-)?[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b"
 )
 _UNPRINTABLE = re.compile(r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 """Characters that JSON leaves as they are and a terminal or a reader does not see: text of others is logged."""

@@ -33,6 +33,7 @@ from errata_conformance.server_side.run import prepared, run, selected, unchecke
 from errata_conformance.server_side.target import Target
 from errata_conformance.statements import statements
 from errata_server.process import ServerProcess
+from errata_server.runtime import shard_name
 
 from .conftest import RFCS, checked, sample
 
@@ -93,6 +94,7 @@ def test_the_readme_names_no_other_statement() -> None:
         ({"recovery": "none"}, {}),
         ({"tokens": ("one", "two")}, EXTRA["tokens"]),
         ({"production": True}, EXTRA["production"]),
+        ({"shard": "tallyserver0"}, {}),
     ],
     ids=str,
 )
@@ -189,6 +191,18 @@ def tally(name: str) -> tuple[str, ...]:
     observation = "PlainObservation" if name == "PlainTally" else "TallyObservation"
     room = "tests.conformance.tally"
     return f"{room}:{name}", "--action", f"{room}:TallyAction", "--observation", f"{room}:{observation}"
+
+
+@pytest.mark.kit
+@pytest.mark.parametrize("is_named", [False, True], ids=["unnamed", "named"])
+def test_errata_passes_in_a_directory_with_a_name_and_without(is_named: bool, tmp_path: Path) -> None:
+    if is_named:
+        shard_name.draw(tmp_path)
+    with ServerProcess(tally("SnapshotTally")[0], tmp_path, *tally("SnapshotTally")[1:]) as server:
+        results = checked(server.url)
+    assert bad(results) == []
+    found = {one.outcome for one in results if one.statement == "R-016-50"}
+    assert found == {Outcome.PASSED if is_named else Outcome.NOT_SUPPORTED}
 
 
 @pytest.mark.kit

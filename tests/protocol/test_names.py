@@ -20,6 +20,7 @@ VALID = {
     "DIGEST_ID": ("0" * 64,),
     "EPISODE": ("e_-1", "x" * 200),
     "SESSION": ("s" * 21,),
+    "SHARD": ("k3v9x0q7m2ab",),
     "ENVIRONMENT": ("swe_bench.lite-2",),
     "INSTANCE": ("psf__requests-1.2+x",),
     "PACKAGE_FILE": ("requests-2.0+x!1-py3.none-any.whl", "a" * 255),

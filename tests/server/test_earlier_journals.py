@@ -11,9 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
+from errata_protocol.shards import shard_of
 from errata_server.app import create_fastapi_app
 from errata_server.cli import commands
 from errata_server.journal import salvage
+from errata_server.runtime import shard_name
 
 from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -27,6 +29,8 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str
     """A copy of a data directory, and what its own server answered."""
     commit, index = request.param
     shutil.copytree(GOLDEN / commit / "journal", tmp_path / "journal")
+    if (GOLDEN / commit / "shard").exists():
+        shutil.copy(GOLDEN / commit / "shard", tmp_path / "shard")
     if index == "without an index":
         (tmp_path / "journal" / "index.db").unlink()
     return tmp_path, json.loads((GOLDEN / commit / "expected.json").read_text())["episodes"]
@@ -39,7 +43,15 @@ def serve(data_dir: Path) -> TestClient:
 
 
 def test_there_are_some() -> None:
-    assert {"a977b2d", "c33eefc", "8702b04"} <= set(COMMITS)
+    assert {"a977b2d", "c33eefc", "8702b04", "a977b2d-named", "8702b04-named", "first-named"} <= set(COMMITS)
+
+
+@pytest.mark.parametrize("commit", [commit for commit in COMMITS if commit.endswith("-named")])
+def test_an_earlier_server_in_a_named_directory(commit: str) -> None:
+    """One of before names ignored it, and today's goes on with what it left (PROTOCOL F5)."""
+    told = json.loads((GOLDEN / commit / "expected.json").read_text())["episodes"]
+    name = (GOLDEN / commit / "shard").read_text().strip()
+    assert len(told) == 3 and {shard_of(eid) for eid in told} == {name if commit == "first-named" else None}
 
 
 def test_a_repaired_copy_is_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
@@ -88,3 +100,12 @@ def test_the_command_finds_nothing_wrong(kept: tuple[Path, dict[str, Any]]) -> N
     told = json.loads(answer.stdout)
     assert answer.exit_code == 0
     assert (told["episodes"], told["problems"]) == (len(episodes), [])
+
+
+def test_a_fork_names_the_directory_that_has_got_a_name(kept: tuple[Path, dict[str, Any]]) -> None:
+    data_dir, episodes = kept
+    name = shard_name.shard_name(data_dir)
+    with serve(data_dir) as client:
+        for eid in episodes:
+            child = client.post(f"/episodes/{eid}/fork", json={"t": 1, "request_id": "named"}).json()
+            assert shard_of(child["eid"]) == shard_of(child["session_id"]) == name

@@ -35,6 +35,7 @@ from errata_protocol.mux import (
 )
 from errata_protocol.mux.records import ReadKind, RequestKind
 from errata_protocol.read_keys import read_key
+from errata_protocol.shards import named, shard_of
 
 from .connection import Connection
 from .outcome import Done, Outcome, copy_of, ignore_outcome, resolve, taken_over_error
@@ -61,6 +62,7 @@ class MuxSession:
         ends: Whether the session ends with its client and with the connection.
         ticket: Continue this session instead of opening one.
         labels: Returns the labels that an open or a reset is to have.
+        shard: Returns the name of the server's data directory, which the session's id is to name; None for none.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class MuxSession:
         ends: bool,
         ticket: Ticket | None = None,
         labels: Callable[[], Labels] = lambda: NO_LABELS,
+        shard: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.connection = connection
         self.stats = stats
@@ -85,6 +88,7 @@ class MuxSession:
         self._retries = retries
         self._ticket = ticket
         self._labels = labels
+        self._shard = shard
         self._session: ClientSession | None = None
         self._waiting: dict[ClientRequest, Done] = {}
         self._tried: dict[ClientRequest, int] = {}
@@ -126,7 +130,8 @@ class MuxSession:
             machine, ticket = self.connection.machine, self._ticket
             if ticket is None:
                 group = self.connection.group if self.ends else None
-                session = machine.open(secrets.token_urlsafe(24), secrets.token_urlsafe(24), group, self._labels())
+                sid = named(self._shard(), secrets.token_urlsafe(24))
+                session = machine.open(sid, secrets.token_urlsafe(24), group, self._labels())
             else:
                 session = machine.adopt(ticket["sid"], ticket["key"], last=ticket["last"], last_seq=ticket["last_seq"])
             self._session = session
@@ -271,7 +276,7 @@ class MuxSession:
         self.connection.enter()
         session = self._live()
         machine = self.connection.machine
-        sid = secrets.token_urlsafe(24)
+        sid = named(shard_of(session.sid), secrets.token_urlsafe(24))  # a fork is where its parent is
         request = machine.fork(session, t, sid, secrets.token_urlsafe(24), eid)
         replied: asyncio.Future[Replied] = asyncio.get_running_loop().create_future()
 

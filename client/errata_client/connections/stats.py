@@ -38,7 +38,8 @@ class SessionStats:
         replies: Requests with a recorded outcome, errors included.
         resumes: Times the session was attached again.
         refused: Refusals after which the client waited and sent again, by code: OVERLOADED, CAPACITY_REACHED,
-            JOURNAL_UNAVAILABLE.
+            JOURNAL_UNAVAILABLE,
+            MISDIRECTED.
         retried: Requests sent again after an infrastructure failure was rolled back, by code: SANDBOX_FAILED.
         abandoned: Requests whose caller was cancelled or timed out.
         rewards: Late rewards that the server pushed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -12,8 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import (
+    RETRY_AFTER_S,
     CapacityReached,
     ErrataError,
+    Misdirected,
     NotSupported,
     ServiceError,
     SessionUnknown,
@@ -39,6 +41,10 @@ from ..deliveries.read_keys import READ_KEYS
 from ..wire.frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+AnswerT = TypeVar("AnswerT")
+
+SHORTEST_WAIT_S = 0.05
+"""A server that asks for less is asked again after the usual time, seconds."""
 
 _SCHEMES = {"ws": "http", "wss": "https"}
 
@@ -201,8 +207,11 @@ class HttpDoor:
             await client.aclose()
 
     async def _rpc(self, method: str, params: dict[str, Any], headers: dict[str, str] | None = None) -> dict[str, Any]:
+        return await self._routed(lambda: self._rpc_once(method, params, headers))
+
+    async def _rpc_once(self, method: str, params: dict[str, Any], headers: dict[str, str] | None) -> dict[str, Any]:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        reply = _json(await self._send("POST", "/mcp", body, headers=headers))
+        reply = _json(await self._send_once("POST", "/mcp", body, headers=headers))
         if not isinstance(reply, dict):
             raise FrameInvalid(f"{method} answered no JSON-RPC object: {reply!r}")
         if (error := reply.get("error")) is not None:
@@ -211,6 +220,32 @@ class HttpDoor:
         return result if isinstance(result, dict) else {}
 
     async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        params: Any = None,
+        eid: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> httpx.Response:
+        return await self._routed(lambda: self._send_once(method, path, body, params, eid, headers))
+
+    async def _routed(self, ask: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        """Return the answer to a request; while it comes to a server of another data directory, where nothing is done
+        (MISDIRECTED), send it again until ``timeout_s`` is over."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeout_s
+        while True:
+            try:
+                return await ask()
+            except Misdirected as error:
+                told = error.details.get("retry_after")
+                wait_s = told if isinstance(told, int | float) and told >= SHORTEST_WAIT_S else RETRY_AFTER_S
+                if clock() + wait_s > deadline:
+                    raise
+            await asyncio.sleep(wait_s)
+
+    async def _send_once(
         self,
         method: str,
         path: str,

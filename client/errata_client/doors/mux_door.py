@@ -14,7 +14,9 @@ from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported, UnknownEpisode
 from errata_protocol.labels import EXTENSION, NO_LABELS, Labels
 from errata_protocol.mux import Answered, Replied
+from errata_protocol.names import SHARD
 from errata_protocol.replay import ForkReply, Kind, StateAt
+from errata_protocol.shards import shard_of
 
 from ..connections.connection import Connection
 from ..connections.dialing import Dial
@@ -242,7 +244,8 @@ class MuxDoor:
     async def fork(self, t: int, eid: str | None, target: str, child: ChildDoors) -> ForkReply:
         """See `Door.fork`. Episodes of other sessions are forked over HTTP."""
         try:
-            return await self._fork(t, eid, child.mux)
+            if not self._is_elsewhere(eid):
+                return await self._fork(t, eid, child.mux)
         except UnknownEpisode:  # a session knows only its own episodes, the HTTP routes know all
             if eid is None:
                 raise
@@ -279,7 +282,13 @@ class MuxDoor:
             ends=ticket is None and not self._durable,
             ticket=ticket,
             labels=self._labels,
+            shard=self._shard,
         )
+
+    def _shard(self) -> str | None:
+        """Return the name of the server's data directory; None where it has none."""
+        name = self.capabilities.shard if self.capabilities is not None else None
+        return name if SHARD.matches(name) else None
 
     def _labels(self) -> Labels:
         """Return the labels to send: none to a server that would refuse them."""
@@ -336,8 +345,9 @@ class MuxDoor:
         assert self.session is not None
         wanted: dict[str, Any] = {"t": t} if eid is None else {"t": t, "eid": eid}
         try:
-            answer = await self.session.read("state", encode(wanted), self._client._message_timeout)
-            return replayed(_frame(answer), t, eid)
+            if eid is None or not self._is_elsewhere(eid):
+                answer = await self.session.read("state", encode(wanted), self._client._message_timeout)
+                return replayed(_frame(answer), t, eid)
         except UnknownEpisode:  # a session knows only its own episodes, the HTTP routes know all
             if eid is None or eid == self._log.eid:
                 raise
@@ -347,10 +357,17 @@ class MuxDoor:
         """See `Door.rewards`."""
         assert self.session is not None
         try:
-            answer = await self.session.read("rewards", encode({"eid": eid}), self._client._message_timeout)
-            return read_rewards(answer.payload, eid)
+            if not self._is_elsewhere(eid):
+                answer = await self.session.read("rewards", encode({"eid": eid}), self._client._message_timeout)
+                return read_rewards(answer.payload, eid)
         except UnknownEpisode:  # a session knows only its own episodes, the HTTP routes know all
-            return await self._client._http().rewards(eid)
+            pass
+        return await self._client._http().rewards(eid)
+
+    def _is_elsewhere(self, eid: str | None) -> bool:
+        """Return whether an episode may be in another data directory, which the session's socket does not reach."""
+        shard = shard_of(eid) if eid is not None else None
+        return shard is not None and (self._log.eid is None or shard != shard_of(self._log.eid))
 
     # -- called by the session --------------------------------------------------------------------------------------
 

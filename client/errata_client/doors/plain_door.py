@@ -16,6 +16,7 @@ from errata_protocol.errors import (
     ErrataError,
     InvalidRequest,
     LocalProtocolError,
+    Misdirected,
     NotSupported,
     SessionLost,
     SessionUnknown,
@@ -29,7 +30,7 @@ from ..deliveries.delivery_log import DeliveryLog
 from ..deliveries.late_rewards import Reward
 from ..wire.frames import Frame, FrameInvalid, replayed
 from .door import ChildDoors, fork_over_http
-from .socket_client import SocketClient, delivery_kind, reply_type, still_attached
+from .socket_client import SocketClient, delivery_kind, may_pass, reply_type
 
 log = logging.getLogger("errata.client")
 
@@ -124,7 +125,7 @@ class PlainDoor:
                 async with self._client.turn():
                     frame = await self._ask({"type": "state", "data": wanted}, self._client._message_timeout)
                 return replayed(frame, t, eid)
-            except UnknownEpisode:
+            except (Misdirected, UnknownEpisode):
                 if eid is None or eid == self._log.eid:
                     raise
         # A socket knows only the episodes of its session, the HTTP routes know all.
@@ -268,8 +269,8 @@ class PlainDoor:
                     async with asyncio.timeout_at(deadline):
                         await self._client.open_socket()
                 return await self._client.exchange(text, max(0.0, min(wait_s, deadline - clock())))
-            except (OSError, ConnectionClosed, SessionUnknown) as error:
-                if isinstance(error, SessionUnknown) and not still_attached(error):
+            except (OSError, ConnectionClosed, Misdirected, SessionUnknown) as error:
+                if isinstance(error, Misdirected | SessionUnknown) and not may_pass(error):
                     raise
                 if isinstance(error, TimeoutError) and resend_after_s is None:
                     raise

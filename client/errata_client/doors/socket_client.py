@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from errata_protocol.capabilities import PROBE, Capabilities
-from errata_protocol.errors import InvalidRequest, NotSupported, SessionUnknown
+from errata_protocol.errors import InvalidRequest, Misdirected, NotSupported, SessionUnknown
 from errata_protocol.labels import HEADER, NO_LABELS
 from errata_protocol.replay import Kind
 
@@ -54,9 +54,10 @@ def reply_type(message: dict[str, Any]) -> str:
     return "state_at" if message["type"] == "state" and "data" in message else REPLY_TYPES[message["type"]]
 
 
-def still_attached(refusal: SessionUnknown) -> bool:
-    """Return whether a socket was refused because another one counts as attached, which may end."""
-    return "already has an attached" in refusal.message
+def may_pass(refusal: Misdirected | SessionUnknown) -> bool:
+    """Return whether a socket was refused for what may pass: another one counts as attached, or the server is not that
+    of the session's data directory."""
+    return isinstance(refusal, Misdirected) or "already has an attached" in refusal.message
 
 
 class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]):  # type: ignore[misc]
@@ -124,8 +125,8 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
     async def open_socket(self) -> None:
         """Open the socket, attached to the given-out session if there is one, and read the server's capabilities.
 
-        The server refuses while another socket is attached to the session, e.g. a lost one whose request still runs.
-        Attaching is retried until ``connect_timeout_s`` is over.
+        The server refuses while another socket is attached to the session, e.g. a lost one whose request still runs,
+        and where the session is another server's. Attaching is retried until ``connect_timeout_s`` is over.
 
         Raises:
             ConnectionError: The server cannot be reached, or closed the socket before it answered.
@@ -138,8 +139,8 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
                 try:
                     await self._open_once()
                     return
-                except SessionUnknown as refusal:
-                    if not still_attached(refusal) or clock() + pause_s > deadline:
+                except (Misdirected, SessionUnknown) as refusal:
+                    if not may_pass(refusal) or clock() + pause_s > deadline:
                         raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.5)

@@ -52,7 +52,15 @@ ANSWERS = {"opened", "resumed", "observation", "state", "state_at", "forked", "c
 KNOWN_TYPES = ANSWERS | {"reward", "detached", "goaway", "capabilities", "part"}
 RECORDED = {"VALIDATION_ERROR", "EXECUTION_ERROR", "PRECONDITION_FAILED", "TIMEOUT", "CANCELLED", "NOT_SUPPORTED"}
 RECORDED |= {"T_OUT_OF_RANGE", "NO_RESET", "UNKNOWN_EPISODE", "ENV_OUTPUT_INVALID", "REPLY_EXPIRED"}
-REFUSED = {"OUT_OF_ORDER", "CONFLICT", "NOT_ATTACHED", "OVERLOADED", "CAPACITY_REACHED", "JOURNAL_UNAVAILABLE"}
+REFUSED = {
+    "OUT_OF_ORDER",
+    "CONFLICT",
+    "NOT_ATTACHED",
+    "OVERLOADED",
+    "CAPACITY_REACHED",
+    "JOURNAL_UNAVAILABLE",
+    "MISDIRECTED",
+}
 
 
 class Stopped(Exception):

@@ -57,6 +57,7 @@ REFUSALS = frozenset(
         "OVERLOADED",
         "CAPACITY_REACHED",
         "JOURNAL_UNAVAILABLE",
+        "MISDIRECTED",
         "INVALID_ENVELOPE",
         "UNKNOWN_TYPE",
         "FRAME_TOO_LARGE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,9 @@ LIMITS: dict[str, Any] = {
     "detach_ttl_s": 600.0,
 }
 META_KEY = "openenv/error_markers"
-STATUS = {"VALIDATION_ERROR": 422, "CONFLICT": 409, "NOT_SUPPORTED": 501}
+STATUS = {"VALIDATION_ERROR": 422, "CONFLICT": 409, "NOT_SUPPORTED": 501, "MISDIRECTED": 421}
+NAMED = re.compile(r"(?:ep_)?sh-([a-z0-9]{12})-[A-Za-z0-9_-]{21,}")
+"""An id that names a data directory."""
 
 
 class Refusal(Exception):
@@ -81,6 +84,7 @@ class World:
         tokens: Tokens of principals; None for no authentication.
         production: Whether replay, fork and reward routes are left out.
         probe: What ``GET /conformance/probe`` answers; None for no such route.
+        shard: Name of the data directory; None for none.
     """
 
     def __init__(
@@ -91,8 +95,10 @@ class World:
         tokens: tuple[str, ...] | None = None,
         production: bool = False,
         probe: Any = None,
+        shard: str | None = None,
     ) -> None:
         self.probe = probe
+        self.shard = shard
         self.defect, self.declared, self.recovery = defect, declared, recovery
         self.tokens, self.production = tokens, production
         self.episodes: dict[str, Episode] = {}
@@ -119,7 +125,19 @@ class World:
         found = {"environment": "tally", "extensions": extensions, "recovery": self.recovery, "limits": LIMITS}
         if self.wrong("extensions-as-list"):
             del found["environment"]
+        if self.shard is not None:
+            found["shard"] = self.shard
         return found
+
+    def own(self, id: Any, defect: str) -> None:
+        """Refuse an id that names another data directory, unless the server has ``defect``.
+
+        Raises:
+            Refusal: It names another.
+        """
+        found = NAMED.fullmatch(id) if isinstance(id, str) and self.shard is not None else None
+        if found is not None and found[1] != self.shard and not self.wrong(defect):
+            raise Refusal("MISDIRECTED", shard=found[1], retry_after=1.0)
 
     def episode(self, eid: Any, owner: str | None) -> Episode:
         """Return a principal's episode.
@@ -127,6 +145,7 @@ class World:
         Raises:
             Refusal: There is none with that eid.
         """
+        self.own(eid, "misdirected-unknown")
         found = self.episodes.get(eid) if isinstance(eid, str) else None
         if found is None or (found.owner != owner and not self.wrong("episodes-of-all")):
             raise Refusal("UNKNOWN_EPISODE", eid=eid)
@@ -187,7 +206,8 @@ class World:
 
     def eid(self) -> str:
         """Return a new eid."""
-        return "ep_" + secrets.token_urlsafe(18)
+        named = f"sh-{self.shard}-" if self.shard is not None and not self.wrong("eids-without-shard") else ""
+        return f"ep_{named}{secrets.token_urlsafe(18)}"
 
 
 class Instance:

@@ -573,6 +573,7 @@ class Socket:
         elif kind == "close_group":
             self.close_group(message["q"], data)
         else:
+            world.own(message["sid"], "misdirected-lost")
             session: MuxSession | None = world.sessions.get(message["sid"])
             attached = session is not None and session.socket is self
             if session is not None and (world.wrong("unattached-runs") or self in session.others):
@@ -660,6 +661,7 @@ class Socket:
         Raises:
             Refusal: It belongs to another principal or has another key.
         """
+        self.world.own(sid, "misdirected-lost")
         sessions = self.world.sessions
         if sid not in sessions or (self.world.wrong("open-forgets") and sessions[sid].key == data["key"]):
             sessions[sid] = MuxSession(self.world, self.owner, sid, data["key"], data.get("group"))
@@ -679,6 +681,7 @@ class Socket:
         for entry in entries:
             session = self.world.sessions.get(entry["sid"])
             try:
+                self.world.own(entry["sid"], "misdirected-lost")
                 if session is None or session.key != entry.get("key") or session.owner != self.owner:
                     raise self.lost(session)
                 session.attach(self, entry.get("fence"), "resumed", entry.get("last", 0), entry.get("last_seq", 0))

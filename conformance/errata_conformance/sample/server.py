@@ -184,6 +184,10 @@ class Server:
             asked = {}
         method, params = asked.get("method"), asked.get("params") or {}
         answer: dict[str, Any] = {"jsonrpc": "2.0", "id": asked.get("id")}
+        try:
+            self.world.own(params.get("session_id"), "misdirected-session-error")
+        except Refusal as error:
+            return JSONResponse({**answer, "error": {"code": -32000, "message": "not here", "data": error.data}})
         session = self.world.plain.get(str(params.get("session_id")))
         if session is None and self.world.wrong("sid-as-session-id"):
             session = self.world.sessions.get(str(params.get("session_id")))
@@ -323,6 +327,12 @@ class Server:
     async def plain(self, connection: WebSocket, owner: str | None) -> None:
         """Serve a plain socket."""
         session_id = None if self.ignores_session_id else connection.query_params.get("session_id")
+        try:
+            self.world.own(session_id, "misdirected-session-error")
+        except Refusal as error:
+            await connection.send_text(error_frame(error))
+            await connection.close()
+            return
         session = PlainSession(self.world, owner) if session_id is None else self.world.plain.get(session_id)
         if session is None and self.world.wrong("sid-as-session-id") and session_id in self.world.sessions:
             session = PlainSession(self.world, owner)

@@ -27,6 +27,7 @@ class Defect:
 WRAPPED = {"declared": False}
 TOKENS = {"tokens": ("one", "two")}
 PRODUCTION = {"production": True}
+SHARD = {"shard": "tallyserver0"}
 
 DEFECTS: dict[str, Defect] = {
     "reset-without-fields": Defect("R-014-1", "the observation of reset has none of the five fields"),
@@ -180,5 +181,9 @@ DEFECTS: dict[str, Defect] = {
     "mux-without-token": Defect("R-016-43", "a multiplexed socket needs no token", TOKENS),
     "sid-as-session-id": Defect("R-016-44", "/ws?session_id= finds multiplexed sessions"),
     "production-rewards": Defect("R-016-45", "production mode has the rewards routes", PRODUCTION),
+    "misdirected-lost": Defect("R-016-50", "a sid of another data directory is SESSION_LOST", SHARD),
+    "misdirected-unknown": Defect("R-016-50", "an eid of another data directory is UNKNOWN_EPISODE", SHARD),
+    "misdirected-session-error": Defect("R-016-50", "a session_id of another data directory is SESSION_ERROR", SHARD),
+    "eids-without-shard": Defect("R-016-50", "new eids do not name the data directory", SHARD),
 }
 """Name -> defect. `R-016-40` and other statements that bind a client have wrong clients instead."""

@@ -32,6 +32,7 @@ from . import (
     check_numbers,
     check_replay,
     check_rewards,
+    check_shards,
 )
 from .probe import KNOWN, TALLY, Probe, guess
 from .registry import CHECKS, Check
@@ -50,6 +51,7 @@ CHECK_MODULES = (
     check_numbers,
     check_lost,
     check_rewards,
+    check_shards,
     check_faults,
 )
 """The modules of the checks, in the order in which they are reported."""

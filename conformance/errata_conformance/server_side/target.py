@@ -100,6 +100,8 @@ class Target:
     extensions: dict[str, int] = field(default_factory=dict)
     recovery: str = "none"
     limits: dict[str, Any] = field(default_factory=dict)
+    shard: str | None = None
+    """Name of the server's data directory, which ids have in them; None where it has none."""
     answers_capabilities: bool = False
     speaks_mux: bool = False
     schema: dict[str, Any] = field(default_factory=dict)
@@ -317,6 +319,7 @@ class Target:
         if isinstance(extensions, dict):
             self.extensions |= {k: v for k, v in extensions.items() if isinstance(v, int)}
         self.recovery = str(data.get("recovery", self.recovery))
+        self.shard = str(data["shard"]) if "shard" in data else self.shard
         if isinstance(data.get("limits"), dict):
             self.limits |= data["limits"]
 

@@ -37,6 +37,7 @@ FIELDS: dict[str, tuple[str, dict[str, type | tuple[type, ...]]]] = {
     "UNKNOWN_EPISODE": ("R-015-12", {"eid": object}),
     "OUT_OF_ORDER": ("R-016-17", {"next_id": int}),
     "CONFLICT": ("R-016-16", {"next_id": int}),
+    "MISDIRECTED": ("R-016-50", {"shard": str}),
     "OVERLOADED": ("R-016-32", {"retry_after": (int, float)}),
     "PRECONDITION_FAILED": ("R-016-20", {"eid": (str, type(None)), "t": (int, type(None))}),
 }

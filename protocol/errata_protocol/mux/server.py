@@ -42,6 +42,7 @@ from ..errors import (
     FrameTooLarge,
     InvalidEnvelope,
     LocalProtocolError,
+    Misdirected,
     NotAttached,
     NotSupported,
     Overloaded,
@@ -50,6 +51,7 @@ from ..errors import (
 )
 from ..json_text import is_readable
 from ..labels import NO_LABELS
+from ..shards import check_shard
 from .effects import (
     AnswerRead,
     Effect,
@@ -203,6 +205,8 @@ class ServerProtocol:
             if sid is not None and not is_sid(sid):
                 sid = None
                 raise InvalidEnvelope("sid is 21 to 128 characters of A-Z a-z 0-9 _ -: pick 122 random bits")
+            if sid is not None:
+                check_shard(self.config.shard, sid)
             match envelope.type:
                 case "open":
                     _address(envelope, "sid")
@@ -227,6 +231,11 @@ class ServerProtocol:
                     if not entries:
                         raise InvalidEnvelope("resume names no session: data lists {sid, key, last, last_seq}")
                     for entry in entries:
+                        try:
+                            check_shard(self.config.shard, entry.sid)
+                        except Misdirected as error:
+                            self._out.error(connection, error, entry.sid)
+                            continue
                         last, seq, fence = entry.last, entry.last_seq, entry.fence
                         self._attachments.attach(
                             AttachRequest(connection, entry.sid, entry.key, False, None, last, seq, fence), now
@@ -243,6 +252,8 @@ class ServerProtocol:
                 case other:
                     unknown = UnknownType(f"unknown message type {other[:40]!r}")
                     self._out.error(connection, unknown, sid, id=id, q=q, index=index)
+        except Misdirected as error:
+            self._out.error(connection, error, sid, id=id, q=q)
         except (InvalidEnvelope, FrameTooLarge, Overloaded) as error:
             self._out.error(connection, error, sid, id=id, q=q, index=index)
 

@@ -43,6 +43,7 @@ class ServerConfig:
         held_bytes: Total size of the requests in flight on a socket; beyond it requests are refused with OVERLOADED. A
             request alone may have any size.
         production: Refuse state(t) and fork (PROTOCOL F1).
+        shard: Name of the data directory, None where it has none; a sid that names another is refused (PROTOCOL F5).
     """
 
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -52,6 +53,7 @@ class ServerConfig:
     high_water_bytes: int = 4 * 1024 * 1024
     held_bytes: int = 64 * 1024 * 1024
     production: bool = False
+    shard: str | None = None
 
 
 class ServerConnection:

@@ -171,6 +171,7 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
             agent_text_version=self._spec.agent_text_version if self._spec is not None else None,
             limits=self.runtime.settings.limits,
             call_timeouts_s=dict(self._spec.call_timeouts_s) if self._spec is not None else {},
+            shard=self.runtime.store.shard,
         )
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str = ServerMode.SIMULATION) -> None:
@@ -202,7 +203,9 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
             http_routes.register_probe(app, probe)
 
         self.multiplexer = multiplexer = Multiplexer(
-            ServerConfig(limits=self.runtime.settings.limits, production=not simulation),
+            ServerConfig(
+                limits=self.runtime.settings.limits, production=not simulation, shard=self.runtime.store.shard
+            ),
             self.sessions,
             self._detached,
             self.episodes,

@@ -16,7 +16,7 @@ from ..journal.registry import DIRECTORY, NAME_FILE, type_in
 MAX_NAME = 80
 """Longest name of a directory, in characters; a longer one is cut off and ends with a hash."""
 
-_RESERVED = frozenset({DIRECTORY, NAME_FILE, "journal.db", "lock", "sandboxes", "server.json"})
+_RESERVED = frozenset({DIRECTORY, NAME_FILE, "journal.db", "lock", "sandboxes", "server.json", "shard"})
 """Names of files in a data directory: `home` itself was the data directory of earlier versions."""
 
 

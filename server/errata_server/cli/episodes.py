@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from errata_protocol.environment import EnvironmentSpec, default_agent_text
 from errata_protocol.episode_lists import DAY_S, FILTERS, Sort, Status, check_cursor
-from errata_protocol.errors import InvalidRequest, JournalUnavailable, UnknownEpisode
+from errata_protocol.errors import InvalidRequest, JournalUnavailable, Misdirected, UnknownEpisode
 from errata_protocol.labels import MAX_STEP
 from errata_protocol.payload import digest
 from errata_protocol.printable import printable
@@ -213,12 +213,12 @@ def reward(
 def delete(eids: list[str], data_dir: DataDir = None, url: Url = None, as_json: Json = False) -> None:
     """Delete episodes and the sandbox layers that only they use."""
     deleted: dict[str, int] = {}
-    missing: UnknownEpisode | None = None
+    missing: UnknownEpisode | Misdirected | None = None
     with Source(data_dir, url, eids=eids, writes=True) as source:
         for eid in eids:
             try:
                 deleted[eid] = source.delete(eid)
-            except UnknownEpisode as error:
+            except (UnknownEpisode, Misdirected) as error:
                 missing = error
     lines = [f"{eid}: {n} deliveries deleted" for eid, n in deleted.items()]
     typer.echo(json.dumps(deleted) if as_json else "\n".join(lines))

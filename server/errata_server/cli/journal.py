@@ -20,12 +20,13 @@ from errata_protocol.printable import printable
 
 from ..journal import SalvageReport, journal_in
 from ..journal import registry as journal_registry
+from ..runtime import shard_name
 from ..runtime.data_lock import lock
 from ..runtime.store import Store
 from . import data_dirs
 from .bundles import COUNTS, Output, Progress, complete_file
 from .bundles import report as show_verification
-from .source import DataDir, Json, Source
+from .source import DataDir, Json, Source, directory
 from .tables import Column, Table
 from .times import when
 
@@ -101,6 +102,8 @@ def salvage(
         found = store.salvage(journal, output=copy, dry_run=dry_run)
         if output is not None and found.output is not None:
             journal_registry.write_name(output, journal_registry.name_in(directory))
+            if (name := shard_name.shard_name(directory)) is not None:  # the ids in the copy name it
+                shard_name.write(output, name)
     else:
         held = lock(directory) if journal.is_dir() else None
         try:
@@ -135,6 +138,32 @@ def _salvaged(found: SalvageReport, dry_run: bool) -> Iterator[str]:
         yield "nothing that was acknowledged is damaged"
     if found.output is not None:
         yield f"repaired: {found.output}" + (f"; as it was: {found.originals}" if found.originals else "")
+
+
+@cli.command("shard")
+def shard(
+    data_dir: Annotated[
+        Path | None,
+        typer.Argument(parser=directory, metavar="[DATA_DIR]", help="Data directory; it need not exist yet."),
+    ] = None,
+) -> None:
+    """Give a data directory a name, once, and print it.
+
+    Ids of new sessions and episodes then have the name in them, and say among several servers whose they are. The
+    directory's server must not be running; it reads the name when it starts. Without DATA_DIR: ERRATA_DATA_DIR, else
+    the only one there is.
+    """
+    configured = os.environ.get("ERRATA_DATA_DIR")
+    fresh = Path(configured) if configured and not data_dirs.journals(Path(configured)) else None
+    chosen = data_dir or fresh or data_dirs.one(None)
+    name = shard_name.shard_name(chosen)
+    if name is None:
+        held = lock(chosen)
+        try:
+            name = shard_name.shard_name(chosen) or shard_name.draw(chosen)
+        finally:
+            os.close(held)
+    typer.echo(name)
 
 
 @cli.command("retention")

@@ -12,6 +12,7 @@ from errata_protocol.errors import (
     CapacityReached,
     EnvironmentFailed,
     ErrataError,
+    Misdirected,
     Overloaded,
     SessionLost,
     SessionUnknown,
@@ -160,7 +161,9 @@ def refused(rpc: JsonRpcRequest, error: ErrataError) -> dict[str, Any]:
     """Return the JSON-RPC error response for a request that failed."""
     if isinstance(error, SessionUnknown | SessionLost):
         code = JsonRpcErrorCode.INVALID_PARAMS
-    elif isinstance(error, CapacityReached | Overloaded) or (isinstance(error, EnvironmentFailed) and error.details):
+    elif isinstance(error, CapacityReached | Misdirected | Overloaded) or (
+        isinstance(error, EnvironmentFailed) and error.details
+    ):
         code = JsonRpcErrorCode.SERVER_ERROR
     else:
         code = JsonRpcErrorCode.INTERNAL_ERROR

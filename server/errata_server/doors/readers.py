@@ -44,9 +44,11 @@ class Reader:
             sid: The journal's id of the session on whose socket they were asked for; None over HTTP.
 
         Raises:
+            Misdirected: One of them names another data directory.
             UnknownEpisode: One of them is not this reader's, or does not exist: both get the same answer, after the
                 same reads.
         """
+        self._store.check_shard(*eids)
         if self._reads_all:
             return
         for eid in eids:
@@ -54,7 +56,12 @@ class Reader:
                 raise UnknownEpisode(eid)
 
     async def known(self, eids: list[str]) -> list[str]:
-        """Return those of ``eids`` that `check` does not refuse."""
+        """Return those of ``eids`` that `check` does not refuse as unknown.
+
+        Raises:
+            Misdirected: One of them names another data directory.
+        """
+        self._store.check_shard(*eids)
         if self._reads_all:
             return eids
         return [eid for eid in eids if await self._store.opens(eid, self._read_key, None)]

@@ -131,7 +131,7 @@ class Forks:
             sid=sid,
             environment=episode.environment,
             created=now,
-            episode_id=self._ids.session(),  # a UUID as upstream's; it says nothing about the eid (R-015-22)
+            episode_id=self._ids.uuid(),  # a UUID as upstream's; it says nothing about the eid (R-015-22)
             principal=episode.principal,
             origin_eid=eid,
             origin_t=parent.t,

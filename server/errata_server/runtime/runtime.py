@@ -34,6 +34,7 @@ from .readiness import Readiness
 from .retention_clock import RetentionClock
 from .rewards import Rewards
 from .sandboxes import Sandboxes
+from .shard_name import shard_name
 from .shutdown import Shutdown
 from .startup import open_journal, recover
 from .store import Store
@@ -83,7 +84,7 @@ class Runtime:
     Raises:
         InvalidRequest: The settings name a sandbox backend or a journal store that is not installed, or the data
             directory has a journal of another store.
-        JournalUnavailable: Another server holds the data directory, or the journal cannot be opened.
+        JournalUnavailable: Another server holds the data directory, or its journal or name cannot be read.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Runtime:
         self.ids = ids or Ids()
         self.clock = clock or Clock()
         self.data_dir = resolved(settings.data_dir) if settings.data_dir is not None else None
+        self.ids.shard = shard_name(self.data_dir) if self.data_dir is not None else None
         self.threads: Threads = threads or OsThreads(settings.max_threads, settings.max_written_off, self.clock)
         self.metrics = Metrics()
         self.store = Store(
@@ -113,6 +115,7 @@ class Runtime:
             floor_bytes=settings.disk_floor_bytes,
             wait_s=settings.journal_wait_s,
             changes=Changes(self.ids.seed),
+            shard=self.ids.shard,
         )
         self.attached = Attached(self.store.changes)
         self.rewards = Rewards(self.store, self.clock, self.metrics)

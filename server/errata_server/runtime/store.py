@@ -17,6 +17,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import CallerError, ErrataError, JournalUnavailable, UnknownEpisode
+from errata_protocol.shards import check_shard
 
 from ..journal.base import (
     DeliveryRow,
@@ -97,6 +98,7 @@ class Store:
         floor_bytes: Free space below which nothing new is run; at most 5 % of the file system.
         wait_s: How long `wait_until_writable` waits.
         changes: Where commits and deletions are noted for those who follow them.
+        shard: Name of the data directory, None where it has none.
 
     Attributes:
         journal: The journal itself; closed by `errata_server.runtime.runtime.Runtime`.
@@ -105,9 +107,16 @@ class Store:
     journal: Journal
 
     def __init__(
-        self, data_dir: Path | None, *, floor_bytes: int, wait_s: float, changes: Changes | None = None
+        self,
+        data_dir: Path | None,
+        *,
+        floor_bytes: int,
+        wait_s: float,
+        changes: Changes | None = None,
+        shard: str | None = None,
     ) -> None:
         self._data_dir = data_dir
+        self.shard = shard
         self.changes = changes or Changes()
         self._floor_bytes = floor_bytes
         self._wait_s = wait_s
@@ -275,6 +284,17 @@ class Store:
             self.changes.note(records)
 
     # -- reads for the owner of an episode: check and rows in one trip ------------------------------------------------
+
+    def check_shard(self, *ids: str) -> None:
+        """Refuse ids that name another data directory; each door calls it before it looks an id up (PROTOCOL F5).
+
+        Args:
+            ids: Session ids, sids and eids of the request.
+
+        Raises:
+            Misdirected: One of them names another.
+        """
+        check_shard(self.shard, *ids)
 
     def opens(self, eid: str, key: str, sid: str | None) -> Awaitable[bool]:
         """Return whether ``key`` is the read key of an episode's session, or ``sid`` that session; see

@@ -206,9 +206,11 @@ class Sessions:
             principal: Owner of the session.
 
         Raises:
+            Misdirected: ``sid`` names another data directory.
             SessionUnknown: The session does not exist, is closed, or has another owner.
             SessionLost: The session is lost.
         """
+        self.runtime.store.check_shard(sid)
         await self.runtime.start()
         session = self.table.get(sid)
         if session is None or session.row.principal != principal:  # another owner's takes as long as an unknown one

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import uuid
 
+from errata_protocol.shards import named
+
 from ..ids import Ids
 
 
@@ -18,11 +20,11 @@ class SeededIds(Ids):
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
 
-    def session(self) -> str:
+    def uuid(self) -> str:
         return str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
 
     def episode(self) -> str:
-        return f"ep_{self._chance.getrandbits(144):036x}"
+        return "ep_" + named(self.shard, f"{self._chance.getrandbits(144):036x}")
 
     def seed(self) -> int:
         return self._chance.getrandbits(31)

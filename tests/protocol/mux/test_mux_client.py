@@ -570,3 +570,28 @@ def test_a6_a_frame_without_room_costs_the_socket_and_says_how_long_to_wait(clie
     with pytest.raises(RemoteProtocolError) as caught:
         client.hear({"sid": None, "type": "error", "data": {"code": "OVERLOADED", "message": "m", "retry_after": 2.5}})
     assert caught.value.details["retry_after"] == 2.5
+
+
+def test_f5_a_session_outlives_a_resume_at_the_server_of_another_directory(client: Client) -> None:
+    session = client.attached()
+    request = client.protocol.request(session, "step")
+    client.reconnect()
+    client.sent()
+    (refused,) = client.hear(error("MISDIRECTED", shard="k3v9x0q7m2ab", retry_after=1.0))
+    assert isinstance(refused, Refused) and session.sid in client.protocol.sessions and client.sent() == []
+    client.protocol.tick(1.0)
+    assert ids(client.sent()) == [("resume", None)]
+    client.hear(position())
+    assert ids(client.sent()) == [("step", 1)]
+    (replied,) = client.hear(observation(1))
+    assert isinstance(replied, Replied) and replied.request is request
+
+
+def test_f5_a_misdirected_request_gives_its_id_back(client: Client) -> None:
+    session = client.attached()
+    client.protocol.request(session, "fork", b'{"t":0}')
+    client.sent()
+    (refused,) = client.hear(error("MISDIRECTED", 1, shard="k3v9x0q7m2ab", retry_after=1.0, next_id=1))
+    assert isinstance(refused, Refused) and client.sent() == []
+    client.protocol.tick(1.0)
+    assert ids(client.sent()) == [("fork", 1)]

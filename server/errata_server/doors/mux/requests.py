@@ -225,6 +225,7 @@ class RequestRunner:
         eid = fork.eid or session.eid
         if eid is None:
             raise NoReset("this session has delivered nothing yet: reset it first")
+        self._store.check_shard(eid, fork.sid)
         parent = await self._store.owned_delivery(eid, fork.t, session.row.principal)
         if parent.sid != session.sid:
             raise UnknownEpisode(eid)
