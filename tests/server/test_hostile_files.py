@@ -43,7 +43,11 @@ NOT_READ = {
     ("base import", "directory"): "is written",
     ("base build", "directory"): "is written",
     ("base build", "system"): "is a whole system, which is moved",
-    ("serve", "data_dir"): "is made where it is missing; test_a_server_refuses_a_directory_that_is_none has the others",
+    ("serve", "data_dir"): "is made where it is missing; test_a_directory_that_is_none_is_refused has the others",
+    (
+        "journal shard",
+        "data_dir",
+    ): "is made where it is missing; test_a_directory_that_is_none_is_refused has the others",
     ("doctor", "data_dir"): "is only looked at: its file system",
     ("swe prepare", "store"): "is made by the command",
     ("swe validate", "store"): "is made by the command",
@@ -261,10 +265,22 @@ def test_a_plan_that_is_none_is_refused(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["fifo", "socket", "device", "loop", "empty", "journal that is a fifo"])
-def test_a_server_refuses_a_directory_that_is_none(what: str, tmp_path: Path) -> None:
-    HOSTILE[what](tmp_path / "given")
-    target = "tests.server.environments:CountEnvironment"
-    ended = run("serve", target, "--data-dir", str(tmp_path / "given"), "--port", "0")
+def test_a_directory_that_is_none_is_refused(what: str, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    HOSTILE[what](given)
+    commands = [("serve", "tests.server.environments:CountEnvironment", "--data-dir", str(given), "--port", "0")]
+    if what != "journal that is a fifo":  # of the journal nothing is read
+        commands.append(("journal", "shard", str(given)))
+    for command in commands:
+        ended = run(*command)
+        assert_harmless(ended)
+        assert ended.status in (1, 2) and ended.stderr.count("\n") == 1, ended
+
+
+@pytest.mark.parametrize("what", ["fifo", "socket", "device", "loop", "directory", "sparse", "zeros"])
+def test_a_name_of_a_directory_that_is_none_is_refused(what: str, tmp_path: Path) -> None:
+    HOSTILE[what](tmp_path / "shard")
+    ended = run("journal", "shard", str(tmp_path))
     assert_harmless(ended)
     assert ended.status in (1, 2) and ended.stderr.count("\n") == 1, ended
 
