@@ -17,11 +17,11 @@ from errata_server.serve.server import (
     Served,
     _AnnouncingServer,
     _config,
-    _listen,
     _ReadOnlyServer,
-    _url_of,
     build,
+    listen,
     prepare,
+    url_of,
 )
 from errata_server.settings import Settings
 
@@ -65,8 +65,8 @@ class LocalServer:
         given = (settings or Settings()).model_copy(update={"data_dir": data_dir})
         names = [targets] if isinstance(targets, str) else targets
         self.served: Served = build(names, given, bind=bind, mode=None, **more)
-        listening = _listen(bind)
-        self.url = _url_of(listening)
+        listening = listen(bind)
+        self.url = url_of(listening)
         self._server = _Server(_config(self.served.app, bind), self.served, self.url)
         self._thread = threading.Thread(target=asyncio.run, args=[self._serve(listening)], name="local-server")
 
@@ -96,12 +96,12 @@ def serving(app: Any, stopping: Callable[[], None] = lambda: None) -> Iterator[s
         stopping: Called when the server begins to stop.
     """
     bind = Bind(port=0)
-    listening = _listen(bind)
+    listening = listen(bind)
     server = _Quiet(_config(app, bind), stopping)
     thread = threading.Thread(target=asyncio.run, args=[server.serve(sockets=[listening])], name="local-server")
     thread.start()
     try:
-        yield _url_of(listening)
+        yield url_of(listening)
     finally:
         server.should_exit = True
         thread.join(END_S)

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from errata_os import descriptors
 from errata_protocol.errors import InvalidRequest
 from errata_server.serve.connections import Connections
-from errata_server.serve.server import Bind, _config, _listen
+from errata_server.serve.server import Bind, _config, listen
 from errata_server.settings import Settings
 
 from .conftest import until
@@ -68,7 +68,7 @@ async def served() -> AsyncIterator[Served]:
     made = Served(app)
     made.app.state.errata.runtime.readiness.add(made.connections.trouble)
     bind = Bind(port=0)
-    listening = _listen(bind)
+    listening = listen(bind)
     made.address = listening.getsockname()[:2]
     server = uvicorn.Server(_config(app, bind, made.connections))
     running = asyncio.create_task(server._serve([listening]))

@@ -24,7 +24,7 @@ from errata_server.doors import auth
 from errata_server.environments.volatile_fields import field_names
 from errata_server.runtime import runtime
 from errata_server.runtime.runtime import Runtime
-from errata_server.serve.server import Bind, _listen
+from errata_server.serve.server import Bind, listen
 from errata_server.settings import Settings
 
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -147,12 +147,12 @@ async def test_a_directory_in_use_names_both_remedies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 def test_an_address_that_is_not_this_machines_is_blamed_on_the_host(host: str) -> None:
     with pytest.raises(InvalidRequest, match=f"{host} is not an address of this machine: give another --host"):
-        _listen(Bind(host, 0))
+        listen(Bind(host, 0))
 
 
 def test_a_port_in_use_is_blamed_on_the_port() -> None:
-    with _listen(Bind(port=0)) as taken, pytest.raises(InvalidRequest, match="give another --port"):
-        _listen(Bind(port=taken.getsockname()[1]))
+    with listen(Bind(port=0)) as taken, pytest.raises(InvalidRequest, match="give another --port"):
+        listen(Bind(port=taken.getsockname()[1]))
 
 
 # -- errata episodes --url --------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_port_in_use_is_blamed_on_the_port() -> None:
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """Serve an application from a thread, and yield its address."""
-    listening = _listen(Bind(port=0))
+    listening = listen(Bind(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
     thread.start()

@@ -51,6 +51,7 @@ from ..environments.detection import FieldMap
 from ..environments.volatile_fields import field_names, resolved
 from ..episodes.episodes import Episodes
 from ..episodes.retention import Retention
+from ..runtime.fleet import PASSED_ON, SocketRelay
 from ..runtime.registry import RUNTIMES
 from ..runtime.runtime import Runtime
 from ..sessions.decoding import Decoder
@@ -221,10 +222,14 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
         async def plain_socket(websocket: WebSocket) -> None:
             episodes = self.episodes if simulation else None
             reader, labelled = Reader(self.runtime.store, websocket), label_headers(websocket)
+            fleet, is_passed_on = self.runtime.fleet, PASSED_ON in websocket.scope
+
+            def relay(socket: WebSocket) -> SocketRelay | None:
+                return None if fleet is None or is_passed_on else fleet.relay(socket, websocket)
 
             async def serve(socket: WebSocket) -> None:
                 if asks_for_mux(socket):
-                    await MuxSocket(socket, multiplexer, reader).serve()
+                    await MuxSocket(socket, multiplexer, reader, relay(socket)).serve()
                 else:
                     await PlainSocket(
                         socket, self.sessions, episodes, self.mcp, self.action_cls, offered, reader, labelled

@@ -96,6 +96,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     data_dir: source.ServersDir = None,
+    workers: Annotated[
+        str, typer.Option(metavar="N", help="Processes behind the address; auto: one for each core.")
+    ] = "1",
     token: Annotated[
         str | None,
         typer.Option(help="Bearer token; better in ERRATA_TOKEN or ERRATA_TOKEN_FILE, which no process list shows."),
@@ -193,11 +196,13 @@ def serve(
     from ..serve import hash_seed
 
     journal_dir = data_dir or data_dirs.of_targets(environments)
-    if deterministic and not check:
+    several = workers != "1"
+    if (deterministic or several) and not check:
         hash_seed.fix(journal_dir)  # before the environment and its dependencies are imported
 
     from .. import log
     from ..recovery import recovery_class
+    from ..runtime.shard_dirs import unserved
     from ..serve import server
     from ..settings import Settings
     from ..targets.load import Stated
@@ -229,6 +234,12 @@ def serve(
         given["base"] = dict(_base(entry) for entry in base)
     bind = server.Bind(host, port, insecure)
     settings = Settings(**given)  # type: ignore[arg-type]
+    count = 1
+    if several:
+        from .. import fleet
+
+        if (count := fleet.count_of(workers)) > 1:
+            settings = fleet.shared_settings(settings, count, web=web)
     if check:
         server.checked_settings(settings, bind)
         log.say("the settings are valid; the environments were not loaded")
@@ -237,6 +248,17 @@ def serve(
         os.environ["ERRATA_ALLOW_UNCHECKED"] = "true"
     if web:
         os.environ["ENABLE_WEB_INTERFACE"] = "true"
+    for left in unserved(journal_dir, count):
+        log.say(f"{left} has the episodes of a worker of an earlier, larger --workers, and is not served")
+    worker = None
+    if count > 1:
+        try:
+            worker = fleet.supervise(journal_dir, bind, count)
+        except fleet.WorkerEnded as ended:
+            raise typer.Exit(ended.status) from None
+        if worker is None:
+            return  # the supervisor, once all workers have ended
+        settings = settings.model_copy(update={"data_dir": worker.join()})
     served = server.build(
         environments,
         settings,
@@ -251,7 +273,9 @@ def serve(
     if any(recovery_class(offered.recovery).repeats_requests for offered in served.capabilities.values()):
         # An environment's class or spec declares that it is deterministic; that is known only after loading it.
         hash_seed.fix(served.runtime.data_dir or journal_dir)
-    server.run(served, bind)
+    if worker is not None:
+        worker.enter(served)
+    server.run(served, bind, worker)
 
 
 @cli.command("environments")

@@ -12,11 +12,12 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from ..journal import journal_in
 from ..journal.registry import DIRECTORY, NAME_FILE, type_in
+from ..runtime.shard_dirs import FOLDER, unserved
 
 MAX_NAME = 80
 """Longest name of a directory, in characters; a longer one is cut off and ends with a hash."""
 
-_RESERVED = frozenset({DIRECTORY, NAME_FILE, "journal.db", "lock", "sandboxes", "server.json", "shard"})
+_RESERVED = frozenset({DIRECTORY, NAME_FILE, "journal.db", "lock", "sandboxes", "server.json", "shard", FOLDER})
 """Names of files in a data directory: `home` itself was the data directory of earlier versions."""
 
 
@@ -109,9 +110,10 @@ def only(directories: Sequence[Path]) -> Path:
 
 
 def journals(top: Path) -> list[Path]:
-    """Return ``top`` and the directories in it, as far as they have a journal."""
+    """Return ``top`` and the directories in it, as far as they have a journal, each with those of further workers."""
     children = sorted(d for d in top.iterdir() if d.is_dir() and d.name not in _RESERVED) if top.is_dir() else []
-    return [directory for directory in (top, *children) if _has_journal(directory)]
+    found = [directory for one in (top, *children) for directory in (one, *unserved(one, 1))]
+    return [directory for directory in found if _has_journal(directory)]
 
 
 def _has_journal(directory: Path) -> bool:

@@ -9,6 +9,7 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from ..settings import Settings
 from .data_lock import resolved
+from .fleet import Fleet
 from .runtime import Runtime
 
 _PER_APPLICATION = ("token", "allowed_hosts")
@@ -21,6 +22,15 @@ class RuntimeRegistry:
     def __init__(self) -> None:
         self._runtimes: dict[Path, Runtime] = {}
         self._guard = threading.RLock()
+        self._fleet: Fleet | None = None
+
+    def join(self, fleet: Fleet) -> None:
+        """Make all runtimes of this process those of one worker of a fleet. Call it before the first is made.
+
+        Args:
+            fleet: The other workers.
+        """
+        self._fleet = fleet
 
     def shared(self, settings: Settings) -> Runtime:
         """Return the runtime of the settings' data directory; made at its first use in this process.
@@ -35,7 +45,7 @@ class RuntimeRegistry:
         with self._guard:
             found = self._runtimes.get(directory)
             if found is None:
-                return Runtime(settings, registry=self)  # enters itself by `claim`
+                return Runtime(settings, registry=self, fleet=self._fleet)  # enters itself by `claim`
             if differing := _differing(found.settings, settings):
                 raise InvalidRequest(
                     f"{directory} is in use in this process with other settings: {differing}; "

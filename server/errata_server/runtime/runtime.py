@@ -26,6 +26,7 @@ from .attached import Attached
 from .capacity import PrincipalQuotas
 from .changes import Changes
 from .data_lock import lock, resolved
+from .fleet import Fleet
 from .hash_seed import HashSeeds
 from .live_sessions import LiveSessions
 from .loop_lag import LoopLag
@@ -66,8 +67,10 @@ class Runtime:
         clock: Source of times.
         threads: Where blocking code of environments runs.
         registry: Where this runtime is entered while it is open.
+        fleet: The other workers, where several processes are behind one address; None for one process.
 
     Attributes:
+        fleet: See above.
         store: Access to the journal.
         attached: The sessions that have a connection now.
         rewards: Late rewards.
@@ -98,12 +101,14 @@ class Runtime:
         clock: Clock | None = None,
         threads: Threads | None = None,
         registry: Registry | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         if settings.sandbox is not None:
             sandbox_registry.check(settings.sandbox)  # now rather than at the first session
         if settings.journal_store is not None:
             journal_registry.STORES.check(settings.journal_store)  # also without a data directory
         self.settings = settings
+        self.fleet = fleet
         self.ids = ids or Ids()
         self.clock = clock or Clock()
         self.data_dir = resolved(settings.data_dir) if settings.data_dir is not None else None

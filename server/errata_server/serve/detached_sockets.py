@@ -17,6 +17,8 @@ from ..doors.request_bodies import RequestBodies
 _APPLICATIONS = (FastAPI, Starlette)
 _ROUTERS = (APIRouter, Router)
 _MIDDLEWARE: tuple[object, ...] = (Guard, BodyLimit, RequestBodies)
+ENDS_EARLY = "ends_before_socket"
+"""Attribute that is true of another middleware of Errata's whose work is done once a socket is accepted."""
 _LEAVES = (APIRoute, APIWebSocketRoute, Route, WebSocketRoute)
 
 
@@ -37,7 +39,10 @@ def _allows(app: object, seen: set[int]) -> bool:
     seen.add(id(app))
     if type(app) in _APPLICATIONS:
         assert isinstance(app, Starlette)
-        known = all(middleware.cls in _MIDDLEWARE for middleware in app.user_middleware)
+        known = all(
+            middleware.cls in _MIDDLEWARE or getattr(middleware.cls, ENDS_EARLY, False)
+            for middleware in app.user_middleware
+        )
         return known and "build_middleware_stack" not in vars(app) and _allows(app.router, seen)
     if type(app) in _ROUTERS:
         assert isinstance(app, Router)

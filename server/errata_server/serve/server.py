@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -76,6 +76,19 @@ class Bind:
     host: str = "127.0.0.1"
     port: int = 8000
     insecure: bool = False
+
+
+class Entrance(Protocol):
+    """Where the connections of a server come from that has no listening socket of its own."""
+
+    url: str
+    """Address of the server."""
+
+    async def open(self, server: uvicorn.Server) -> bool:
+        """Begin to take connections; return whether this process announces the server."""
+
+    async def close(self) -> None:
+        """Take no further connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +259,13 @@ async def prepare(served: Served) -> None:
             log.warning("sandbox: %s", note)
 
 
-def run(served: Served, bind: Bind) -> None:
+def run(served: Served, bind: Bind, entrance: Entrance | None = None) -> None:
     """Serve until SIGTERM or SIGINT; return after the last commit.
+
+    Args:
+        served: What to serve.
+        bind: Where to listen.
+        entrance: Where connections come from instead; None to listen.
 
     Raises:
         InvalidRequest: The address cannot be listened on, or the limit of open files is too low.
@@ -259,10 +277,11 @@ def run(served: Served, bind: Bind) -> None:
     connections = _connections(commands)
     connections.show(served.runtime.metrics)
     served.runtime.readiness.add(connections.trouble)
-    listening = _listen(bind)
+    listening = [listen(bind)] if entrance is None else []
     bounds = MessageBounds(served.runtime.settings.max_frame, served.runtime.quotas.unfinished)
     config = _config(served.app, bind, connections, bounds)
-    server = _AnnouncingServer(config, served, _url_of(listening))
+    url = url_of(listening[0]) if entrance is None else entrance.url
+    server = _AnnouncingServer(config, served, url, entrance)
     with _health_port(served.runtime, bind.host):
         _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
 
@@ -303,10 +322,10 @@ def run_read_only(
     """
     descriptors.raise_limit()
     connections = _connections(0)
-    listening = _listen(bind)
+    listening = listen(bind)
     config = _config(app, bind, connections)
-    say(f"serving {what} at {_url_of(listening)}")
-    ready(_url_of(listening))
+    say(f"serving {what} at {url_of(listening)}")
+    ready(url_of(listening))
     _run(
         _ReadOnlyServer(config, stopping).serve(sockets=[listening]),
         config.get_loop_factory() or asyncio.new_event_loop,
@@ -384,11 +403,11 @@ async def _end_tasks() -> None:
         log.warning("%d calls ignore their cancellation and end with this process", len(hanging))
 
 
-async def _serve(server: uvicorn.Server, served: Served, listening: socket.socket) -> None:
+async def _serve(server: uvicorn.Server, served: Served, listening: list[socket.socket]) -> None:
     try:
         await prepare(served)
         _spare_garbage_collection()
-        await server.serve(sockets=[listening])
+        await server.serve(sockets=listening)
     finally:
         await served.runtime.close()
     log.info("stopped: every acknowledged step is in the journal")
@@ -430,8 +449,9 @@ class _ReadOnlyServer(_Server):
 
 
 class _AnnouncingServer(_Server):
-    def __init__(self, config: uvicorn.Config, served: Served, url: str) -> None:
+    def __init__(self, config: uvicorn.Config, served: Served, url: str, entrance: Entrance | None = None) -> None:
         super().__init__(config)
+        self._entrance = entrance
         self._served = served
         self._runtime = served.runtime
         self._runtime.shutdown.is_announced = True
@@ -441,6 +461,8 @@ class _AnnouncingServer(_Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         announce_url(self._runtime.data_dir, self._url)
+        if self._entrance is not None and not await self._entrance.open(self):
+            return
         kept = self._runtime.data_dir or "memory only, lost when this process ends"
         address = f"serving {self._names} at {self._url} (journal: {kept})"
         say(address, *self._served.announcement(self._url), example=self._served.example(self._url))
@@ -461,12 +483,19 @@ class _AnnouncingServer(_Server):
             server.close()
         for listening in sockets or []:
             listening.close()
+        if self._entrance is not None:
+            await self._entrance.close()
         log.info("%d connections are closed once their requests are answered", len(Connections.of(self.config)))
         await self._runtime.shutdown.drain(DRAIN_S)
         await super().shutdown(sockets)
 
 
-def _listen(bind: Bind) -> socket.socket:
+def listen(bind: Bind) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        InvalidRequest: The address cannot be listened on.
+    """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, proto)
@@ -484,9 +513,10 @@ def _listen(bind: Bind) -> socket.socket:
     return listening
 
 
-def _url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket) -> str:
+    """Return the URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     return f"http://{'[' + host + ']' if ':' in host else host}:{port}"
 
 
-__all__ = ["Bind", "build", "prepare", "run"]
+__all__ = ["Bind", "Entrance", "build", "listen", "prepare", "run", "url_of"]

@@ -82,7 +82,8 @@ class Sessions:
         self.environment = environment
         self.table = SessionTable()
         self.tasks = OwnedTasks()
-        self.capacity = Capacity(concurrency.max_concurrent_envs)
+        limit, fleet = concurrency.max_concurrent_envs, runtime.fleet
+        self.capacity = Capacity(limit) if fleet is None else fleet.capacity(environment, limit)
         self.lifetime = Lifetime(
             runtime,
             environment,

@@ -56,6 +56,8 @@ class SessionLookup:
             self._look_up(effect)
             return
         machine = effect.session
+        if (fleet := self._sessions.runtime.fleet) is not None:
+            fleet.took(machine.sid)
         address = Address(journal_sid(machine.sid), machine.key_hash, machine.group)
         self._sessions.begin_open(
             address, machine.principal, self._opened, effect, self._driver.loop, labels=machine.labels

@@ -69,6 +69,9 @@ class ReadRunner:
         self._reads = reads
         self._mcp = mcp
         self._capabilities = capabilities
+        self._fleet = sessions.runtime.fleet
+        if self._fleet is not None:
+            self._fleet.closes_groups(sessions.environment, self._close_group)
 
     def read_replies(self, effect: ReadReplies) -> None:
         """Read committed replies from the journal and pass them to the state machine."""
@@ -150,7 +153,10 @@ class ReadRunner:
         if read.kind == "capabilities":
             return EncodedReply("capabilities", to_json(capabilities_data(self._capabilities())))
         if read.kind == "close_group":
-            closed = await self._close_group(fields["group"], read.connection.principal)
+            group, whose = fields["group"], read.connection.principal
+            closed = await self._close_group(group, whose)
+            if self._fleet is not None:
+                closed += await self._fleet.close_group(self._sessions.environment, group, whose)
             return EncodedReply("group_closed", msgspec.json.encode({"closed": closed}))
         assert session is not None
         principal = session.row.principal

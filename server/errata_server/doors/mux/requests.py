@@ -229,6 +229,8 @@ class RequestRunner:
         parent = await self._store.owned_delivery(eid, fork.t, session.row.principal)
         if parent.sid != session.sid:
             raise UnknownEpisode(eid)
+        if (fleet := self._sessions.runtime.fleet) is not None:
+            fleet.took(fork.sid)
         child = await self._forks.child(
             parent, journal_sid(fork.sid), run.data, key_hash=fork.key_hash, group=session.row.group
         )

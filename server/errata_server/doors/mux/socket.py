@@ -11,6 +11,7 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
 from errata_protocol.mux import ServerConnection
 
+from ...runtime.fleet import SocketRelay
 from ..asgi_extensions import BATCHED_RECEIVE, Unread
 from ..json_values import excess
 from ..readers import Reader
@@ -54,13 +55,17 @@ class MuxSocket:
         websocket: Not yet accepted.
         multiplexer: The environment's multiplexed sessions.
         reader: Who opened the socket.
+        relay: Passes frames of other workers' sessions on; None in a server of one process.
     """
 
-    def __init__(self, websocket: WebSocket, multiplexer: Multiplexer, reader: Reader) -> None:
+    def __init__(
+        self, websocket: WebSocket, multiplexer: Multiplexer, reader: Reader, relay: SocketRelay | None = None
+    ) -> None:
         self._websocket = websocket
         self._multiplexer = multiplexer
         self.reader = reader
         self._principal = reader.principal
+        self._relay = relay
         self._connection: ServerConnection | None = None
         self._woken = asyncio.Event()
         self._drained = asyncio.Event()
@@ -97,12 +102,14 @@ class MuxSocket:
             await self._read(connection)
         finally:
             self._multiplexer.disconnect(connection)
+            if self._relay is not None:
+                await self._relay.close()
             writing.cancel()
             await asyncio.wait([writing])
             await self._close()
 
     async def _read(self, connection: ServerConnection) -> None:
-        driver, receive, taken = self._multiplexer.driver, self._websocket.receive, 0
+        driver, receive, taken, relay = self._multiplexer.driver, self._websocket.receive, 0, self._relay
         while (message := await receive())["type"] != "websocket.disconnect":
             frames = message.get("messages")
             if frames is None:
@@ -115,6 +122,14 @@ class MuxSocket:
                     driver.frame_discarded(connection, error)
                     taken += FRAME_BYTES
                 else:
+                    if relay is not None:
+                        try:
+                            frame = await relay.take(frame)
+                        except ErrataError as error:
+                            await self._websocket.close(TRY_AGAIN_LATER, error.message[:120])
+                            return
+                        if frame is None:
+                            continue
                     driver.receive(connection, frame)
                     commas = frame.count("," if isinstance(frame, str) else b",")
                     taken += max(len(frame), FRAME_BYTES, COMMA_BYTES * commas)

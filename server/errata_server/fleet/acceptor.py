@@ -1,0 +1,221 @@
+"""`Acceptor`: takes connections from the address that all workers share, and gives each to its worker.
+
+The first line of the request is only peeked at, so that whoever serves the connection reads it whole. A connection of
+a named session or episode goes to its worker, another one to the worker that the board chooses; the descriptor is sent
+over a socket pair (``SCM_RIGHTS``), which waits while its worker starts again.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ..serve.connections import Connections
+from .board import BEAT_S
+from .member import Member
+from .routes import of_head
+
+log = logging.getLogger("errata.fleet")
+
+AT_ONCE = 16
+"""Connections that are accepted before the event loop gets a turn, so that other workers get some of a burst."""
+
+HEAD_S = 20.0
+"""Time for the first line of the first request to arrive, seconds."""
+
+HEAD_BYTES = 16 * 1024
+"""Longest first line that is looked at, bytes; whoever reads a longer one refuses it."""
+
+PEEK_AGAIN_S = 0.005
+"""Time until an incomplete line is looked at again, seconds: it stays readable, so readiness says nothing."""
+
+BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n"
+    b"content-length: 41\r\nconnection: close\r\n\r\nthis session's worker is busy: try again\n"
+)
+"""Answer where a worker takes no more connections, because it is stopped or starts for long."""
+
+MakeProtocol = Callable[[], asyncio.Protocol]
+
+
+class _Waiting:
+    """A connection whose first line has not arrived; `Connections` counts it and may close it.
+
+    Args:
+        connection: The connection.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.task: asyncio.Task[None] | None = None
+        self.transport = self  # what `Connections` asks of a transport
+
+    def abort(self) -> None:
+        """Close the connection."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def is_closing(self) -> bool:
+        """Return whether it is closed."""
+        return self.connection.fileno() < 0
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes wait to be sent."""
+        return 0
+
+
+class Acceptor:
+    """One worker's end of the shared address.
+
+    Args:
+        member: The worker.
+        connections: The worker's connections.
+        serve: Makes the protocol of a client's connection.
+        serve_other: Makes the protocol of another worker's connection.
+    """
+
+    def __init__(
+        self, member: Member, connections: Connections, serve: MakeProtocol, serve_other: MakeProtocol
+    ) -> None:
+        self._member = member
+        self._connections = connections
+        self._serve = serve
+        self._serve_other = serve_other
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sockets = (
+            (member.plan.listening, self._accept),
+            (member.plan.doors[member.worker], self._accept_other),
+            (member.plan.inboxes[member.worker][1], self._receive),
+        )
+
+    def open(self) -> None:
+        """Begin to take connections, and to write heartbeats."""
+        for listening, ready in self._sockets:
+            self._loop.add_reader(listening.fileno(), ready)
+        self._beat()
+
+    def close(self) -> None:
+        """Take no further connections. Those that wait for their first line are closed."""
+        for listening, _ in self._sockets:
+            self._loop.remove_reader(listening.fileno())
+        self._beating.cancel()
+        self._member.plan.board.clear(self._member.worker)
+        for task in self._tasks:
+            task.cancel()
+
+    def _beat(self) -> None:
+        self._member.plan.board.beat(self._member.worker, len(self._connections))
+        self._beating = self._loop.call_later(BEAT_S, self._beat)
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _accept(self) -> None:
+        for connection in _accepted(self._member.plan.listening):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            waiting = _Waiting(connection)
+            if not self._connections.made(waiting):
+                connection.close()
+                continue
+            waiting.task = self._spawn(self._route(waiting))
+
+    def _accept_other(self) -> None:
+        for connection in _accepted(self._member.plan.doors[self._member.worker]):
+            self._spawn(self._adopt(connection, self._serve_other))
+
+    def _receive(self) -> None:
+        """Take the connections that other workers have handed over."""
+        inbox = self._member.plan.inboxes[self._member.worker][1]
+        for _ in range(AT_ONCE):
+            try:
+                _, sent, _, _ = inbox.recvmsg(1, socket.CMSG_SPACE(array.array("i").itemsize))
+            except BlockingIOError:
+                return
+            for _, _, data in sent:
+                connection = socket.socket(fileno=array.array("i", data)[0])
+                connection.setblocking(False)
+                self._spawn(self._adopt(connection, self._serve))
+
+    async def _route(self, waiting: _Waiting) -> None:
+        connection, member = waiting.connection, self._member
+        try:
+            head = await self._head(connection)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            connection.close()
+            return
+        finally:
+            self._connections.lost(waiting)
+        owner = of_head(head, member.plan.names)
+        if owner is None:
+            owner = member.plan.board.place(member.worker)
+        if owner == member.worker:
+            await self._adopt(connection, self._serve)
+            return
+        with connection:
+            try:
+                descriptors = array.array("i", [connection.fileno()])
+                member.plan.inboxes[owner][0].sendmsg(
+                    [b"c"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)], socket.MSG_DONTWAIT
+                )
+            except OSError as error:
+                log.warning("worker %d takes no connections (%s): one for it was refused", owner, error)
+                with suppress(OSError):
+                    connection.send(BUSY)
+
+    async def _head(self, connection: socket.socket) -> bytes:
+        """Return what has arrived of a request once its first line is there, without taking it from the socket.
+
+        Raises:
+            OSError: The connection was closed.
+            TimeoutError: The line has not arrived within `HEAD_S`.
+        """
+        async with asyncio.timeout(HEAD_S):
+            readable = self._loop.create_future()
+            self._loop.add_reader(connection.fileno(), _settle, readable)
+            try:
+                await readable
+            finally:
+                self._loop.remove_reader(connection.fileno())
+            while True:
+                head = connection.recv(HEAD_BYTES, socket.MSG_PEEK)
+                if not head:
+                    raise ConnectionResetError("closed before its first request")
+                if b"\n" in head or len(head) >= HEAD_BYTES:
+                    return head
+                await asyncio.sleep(PEEK_AGAIN_S)
+
+    async def _adopt(self, connection: socket.socket, serve: MakeProtocol) -> None:
+        try:
+            await self._loop.connect_accepted_socket(serve, connection)
+        except OSError:
+            connection.close()
+
+
+def _settle(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
+
+
+def _accepted(listening: socket.socket) -> list[socket.socket]:
+    """Accept connections that wait, at most `AT_ONCE`."""
+    found: list[socket.socket] = []
+    for _ in range(AT_ONCE):
+        try:
+            connection, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            break
+        except OSError as error:  # no descriptors left: those that wait are accepted later
+            log.warning("no connection could be accepted: %s", error)
+            break
+        connection.setblocking(False)
+        found.append(connection)
+    return found

@@ -1,0 +1,139 @@
+"""`Board`: memory that the workers of a fleet share: heartbeats, connections, instances, and whose recent sids are.
+
+It belongs to the supervisor, so it outlives each worker. A worker writes to its own part only, apart from the one
+count of connections that an acceptor raises for the worker that it hands a connection to, which the owner corrects at
+its next heartbeat. So there are no locks, and a worker that is killed or stopped blocks no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import random
+import secrets
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+BEAT_S = 0.1
+"""Time between two heartbeats of an event loop, seconds."""
+
+STALE_S = 1.0
+"""Age of a heartbeat above which a worker gets no new connections, seconds."""
+
+RECENT_SIDS = 65_536
+"""Sids of each worker that the board knows: those that were opened last."""
+
+ENVIRONMENTS = 64
+"""Most environments of a fleet."""
+
+_SID_BYTES = 8
+_HEAD = struct.Struct("=dqqq")  # heartbeat, connections, whether it has started once, number of sids written
+_COUNT = struct.Struct("=q")
+_CONNECTIONS_AT = 8
+_COUNTS_AT = _HEAD.size
+_SIDS_AT = _COUNTS_AT + ENVIRONMENTS * _COUNT.size
+_PART = _SIDS_AT + RECENT_SIDS * _SID_BYTES
+
+
+class Board:
+    """The shared memory. Make it before the workers are forked.
+
+    Args:
+        workers: Number of workers.
+        now: Clock that is the same in all processes, seconds.
+    """
+
+    def __init__(self, workers: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.workers = workers
+        self._now = now
+        self._memory = mmap.mmap(-1, workers * _PART)
+        self._key = secrets.token_bytes(16)  # a client cannot choose sids that look like another's
+
+    # -- what a worker says of itself ---------------------------------------------------------------------------------
+
+    def beat(self, worker: int, connections: int) -> None:
+        """Write a worker's heartbeat and how many connections it has."""
+        _, _, started, written = self._head(worker)
+        _HEAD.pack_into(self._memory, worker * _PART, self._now(), connections, started, written)
+
+    def start(self, worker: int) -> None:
+        """Note that a worker has started, and that its sids of earlier fleets are written."""
+        beat, connections, _, written = self._head(worker)
+        _HEAD.pack_into(self._memory, worker * _PART, beat, connections, 1, written)
+
+    def take_sid(self, worker: int, sid: str) -> None:
+        """Note that a multiplexed session is a worker's. Called before the session's row is committed."""
+        beat, connections, started, written = self._head(worker)
+        at = worker * _PART + _SIDS_AT + written % RECENT_SIDS * _SID_BYTES
+        self._memory[at : at + _SID_BYTES] = self._hash(sid)
+        _HEAD.pack_into(self._memory, worker * _PART, beat, connections, started, written + 1)
+
+    def count(self, worker: int, environment: int, instances: int) -> None:
+        """Write how many instances of an environment a worker has."""
+        _COUNT.pack_into(self._memory, worker * _PART + _COUNTS_AT + environment * _COUNT.size, instances)
+
+    def clear(self, worker: int) -> None:
+        """Called by the supervisor when a worker has ended: it has no connections and no instances. Its sids stay."""
+        _, _, started, written = self._head(worker)
+        _HEAD.pack_into(self._memory, worker * _PART, 0.0, 0, started, written)
+        at = worker * _PART + _COUNTS_AT
+        self._memory[at : at + ENVIRONMENTS * _COUNT.size] = bytes(ENVIRONMENTS * _COUNT.size)
+
+    # -- what all read ------------------------------------------------------------------------------------------------
+
+    def connections(self, worker: int) -> int:
+        """Return how many connections a worker has."""
+        return self._head(worker)[1]
+
+    def is_alive(self, worker: int) -> bool:
+        """Return whether a worker's event loop has run within `STALE_S`."""
+        return self._now() - self._head(worker)[0] <= STALE_S
+
+    @property
+    def all_started(self) -> bool:
+        """Whether each worker has started once, so that the sids of all are written."""
+        return all(self._head(worker)[2] for worker in range(self.workers))
+
+    def has_started(self, worker: int) -> bool:
+        """Return whether a worker has started at least once."""
+        return bool(self._head(worker)[2])
+
+    def instances(self, environment: int) -> int:
+        """Return how many instances of an environment the whole fleet has."""
+        offset = _COUNTS_AT + environment * _COUNT.size
+        return sum(_COUNT.unpack_from(self._memory, worker * _PART + offset)[0] for worker in range(self.workers))
+
+    def owner_of(self, sid: str) -> int | None:
+        """Return the worker that opened a multiplexed session; None where no worker has opened it recently."""
+        sought = self._hash(sid)
+        for worker in range(self.workers):
+            begin = worker * _PART + _SIDS_AT
+            end = begin + min(self._head(worker)[3], RECENT_SIDS) * _SID_BYTES
+            at = self._memory.find(sought, begin, end)
+            while at >= 0 and (at - begin) % _SID_BYTES:  # bytes of two neighbours
+                at = self._memory.find(sought, at + 1, end)
+            if at >= 0:
+                return worker
+        return None
+
+    def place(self, me: int, choose: Callable[[Sequence[int], int], Sequence[int]] = random.sample) -> int:
+        """Return the worker for a new connection: of two at random that are alive, the one with fewer connections.
+
+        The connection is counted at once, so that those of a burst spread.
+
+        Args:
+            me: The worker that has accepted it, which gets it where no other is alive.
+            choose: Draws from a sequence.
+        """
+        alive = [worker for worker in range(self.workers) if worker == me or self.is_alive(worker)]
+        chosen = min(choose(alive, min(2, len(alive))), key=self.connections)
+        if chosen != me:  # only this field: the owner writes the others meanwhile
+            _COUNT.pack_into(self._memory, chosen * _PART + _CONNECTIONS_AT, self.connections(chosen) + 1)
+        return chosen
+
+    def _head(self, worker: int) -> tuple[float, int, int, int]:
+        return _HEAD.unpack_from(self._memory, worker * _PART)
+
+    def _hash(self, sid: str) -> bytes:
+        return hashlib.blake2b(sid.encode(), key=self._key, digest_size=_SID_BYTES).digest()

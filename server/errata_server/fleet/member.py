@@ -1,0 +1,207 @@
+"""`Member`: one worker of a fleet, as it sees the others: who they are, and how to ask them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.websockets import WebSocket
+
+from errata_protocol.errors import InvalidRequest, JournalUnavailable
+from errata_protocol.shards import shard_of
+
+from ..runtime.capacity import Capacity
+from .board import ENVIRONMENTS, Board
+from .relay import Relay
+from .routes import of_id
+
+ASK_S = 30.0
+"""How long the answer of another worker is waited for, seconds: it may be starting again."""
+
+START_S = 0.05
+"""Time between two looks at whether all workers have started, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the supervisor makes before it forks, and all workers inherit.
+
+    Args:
+        url: The address.
+        listening: The socket that all workers accept from.
+        board: The shared memory.
+        names: Names of the shards, in order.
+        directories: Data directories of the shards.
+        inboxes: Of each worker a pair of sockets: the end that others send descriptors to, and its own.
+        doors: Of each worker the listening Unix socket on which others ask it.
+        paths: Where these are.
+    """
+
+    url: str
+    listening: socket.socket
+    board: Board
+    names: tuple[str, ...]
+    directories: tuple[Path, ...]
+    inboxes: tuple[tuple[socket.socket, socket.socket], ...]
+    doors: tuple[socket.socket, ...]
+    paths: tuple[Path, ...]
+
+
+class FleetCapacity(Capacity):
+    """A limit on the instances of an environment in all workers.
+
+    It is exact but for opens of the same moment: those of N workers may exceed it by N - 1.
+
+    Args:
+        limit: Upper bound of `used`.
+        board: Where the workers write their counts.
+        worker: This worker.
+        environment: Number of the environment.
+    """
+
+    __slots__ = ("_board", "_environment", "_here", "_worker")
+
+    def __init__(self, limit: int | None, board: Board, worker: int, environment: int) -> None:
+        self._board, self._worker, self._environment, self._here = board, worker, environment, 0
+        super().__init__(limit)
+
+    @property
+    def used(self) -> int:
+        """Instances of this worker."""
+        return self._here
+
+    @used.setter
+    def used(self, used: int) -> None:
+        self._here = used
+        self._board.count(self._worker, self._environment, used)
+
+    @property
+    def full(self) -> bool:
+        """No further session may get an instance."""
+        return self.limit is not None and self._board.instances(self._environment) >= self.limit
+
+
+class Member:
+    """One worker.
+
+    Args:
+        plan: What all workers share.
+        worker: Its number.
+    """
+
+    def __init__(self, plan: Plan, worker: int) -> None:
+        self.plan = plan
+        self.worker = worker
+        self.others = [other for other in range(len(plan.names)) if other != worker]
+        self.close_here: dict[str, Callable[[str, str | None], Awaitable[int]]] = {}
+        self._environments: dict[str, int] = {}
+        self._clients: dict[int, httpx.AsyncClient] = {}
+
+    # -- `errata_server.runtime.fleet.Fleet` --------------------------------------------------------------------------
+
+    def took(self, sid: str) -> None:
+        """Note that a multiplexed session is this worker's; called before its row is committed."""
+        self.plan.board.take_sid(self.worker, sid)
+
+    def capacity(self, environment: str, limit: int | None) -> Capacity:
+        """Return the capacity of an environment, which counts the instances of all workers.
+
+        Raises:
+            InvalidRequest: The environment has one instance, or there are more environments than the board holds.
+        """
+        if limit == 1:
+            raise InvalidRequest(
+                f"{environment} has one instance, which several workers cannot share: serve it with --workers 1, or "
+                "let it have more (SUPPORTS_CONCURRENT_SESSIONS, --max-sessions)"
+            )
+        number = self._environments.setdefault(environment, len(self._environments))
+        if number >= ENVIRONMENTS:
+            raise InvalidRequest(f"a fleet serves at most {ENVIRONMENTS} environments: use --workers 1 for more")
+        return FleetCapacity(limit, self.plan.board, self.worker, number)
+
+    def relay(self, socket: WebSocket, handshake: WebSocket) -> Relay:
+        """Return the relay of a multiplexed socket."""
+        return Relay(self, socket, handshake)
+
+    def closes_groups(self, environment: str, close: Callable[[str, str | None], Awaitable[int]]) -> None:
+        """Add what closes an environment's open sessions of a group and principal here, and returns how many."""
+        self.close_here[environment] = close
+
+    async def close_group(self, environment: str, group: str, principal: str | None) -> int:
+        """Close a group's open sessions at the other workers; return how many they were."""
+        asked = {"environment": environment, "group": group, "principal": principal}
+        return sum(answer["closed"] for answer in await self.ask_others("/fleet/close_group", asked))
+
+    # -- asking others ------------------------------------------------------------------------------------------------
+
+    async def all_started(self) -> None:
+        """Wait until each worker has started once."""
+        while not self.plan.board.all_started:  # noqa: ASYNC110  # shared memory has no event
+            await asyncio.sleep(START_S)
+
+    def path_of(self, worker: int) -> Path:
+        """Return where a worker's Unix socket is."""
+        return self.plan.paths[worker]
+
+    def owner_of(self, sid: str) -> int | None:
+        """Return the worker of a multiplexed session that names a shard, or was opened recently; None for others."""
+        return of_id(sid, self.plan.names) if shard_of(sid) is not None else self.plan.board.owner_of(sid)
+
+    async def owners_of(self, sids: Sequence[str]) -> dict[str, int]:
+        """Return the workers that have multiplexed sessions; those that none has are left out.
+
+        Raises:
+            JournalUnavailable: A worker that may have one does not answer.
+        """
+        await self.all_started()  # until then the board does not have the sids of all
+        found = {sid: owner for sid in sids if (owner := self.owner_of(sid)) is not None}
+        left = [sid for sid in sids if sid not in found]
+        if left:
+            for other, answer in zip(self.others, await self.ask_others("/fleet/sids", {"sids": left}), strict=True):
+                found.update((left[at], other) for at in answer["has"])
+        return found
+
+    async def ask_others(self, path: str, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what all other workers answer, in their order.
+
+        Raises:
+            JournalUnavailable: One does not answer.
+        """
+        return await asyncio.gather(*(self._ask(other, path, asked) for other in self.others))
+
+    async def _ask(self, other: int, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            answer = await self.client(other).post(path, json=asked)
+            answer.raise_for_status()
+            found: dict[str, Any] = answer.json()
+            return found
+        except (httpx.HTTPError, ValueError) as error:
+            raise unanswered(other) from error
+
+    def client(self, other: int) -> httpx.AsyncClient:
+        """Return the HTTP client for another worker."""
+        if other not in self._clients:
+            self._clients[other] = httpx.AsyncClient(
+                transport=httpx.AsyncHTTPTransport(uds=str(self.path_of(other))),
+                base_url="http://fleet",
+                timeout=ASK_S,
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # those of one client are not another's
+                trust_env=False,
+            )
+        return self._clients[other]
+
+    async def close(self) -> None:
+        """Close the connections to other workers."""
+        for client in self._clients.values():
+            await client.aclose()
+
+
+def unanswered(other: int) -> JournalUnavailable:
+    """Return the error for a worker that does not answer."""
+    return JournalUnavailable(f"worker {other} of this server does not answer: try again", retry_after=1.0)

@@ -1,0 +1,288 @@
+"""`supervise`: binds the address, forks the workers of a fleet, and starts again those that end.
+
+The supervisor has no event loop and serves nothing. It is the fork server, too: it imports the server and OpenEnv once
+and forks from that, so that a worker costs a tenth of a process of its own. Environments are imported in the workers,
+since they may start threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from errata_protocol.errors import InvalidRequest, JournalUnavailable
+
+from ..runtime.shard_dirs import FOLDER, names_of, shards
+from ..serve.server import SHUTDOWN_S, Bind, listen, url_of
+from .board import Board
+from .member import Plan
+from .worker import Worker
+
+log = logging.getLogger("errata.fleet")
+
+STEADY_S = 10.0
+"""How long a worker has to run for its next restart to be immediate, seconds."""
+
+LONGEST_PAUSE_S = 10.0
+"""Longest pause before a restart, seconds."""
+
+STOP_S = SHUTDOWN_S + 15.0
+"""How long workers may take to stop, seconds; then they are killed."""
+
+LOOK_S = 0.5
+"""Longest time until the supervisor looks at its workers without a signal, seconds."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Backoff:
+    """The pauses before a worker is started again: none after `STEADY_S`, else longer each time."""
+
+    def __init__(self) -> None:
+        self._pause_s = 0.0
+
+    def pause_s(self, ran_s: float) -> float:
+        """Return the pause before the next start, seconds.
+
+        Args:
+            ran_s: How long the worker has run, seconds.
+        """
+        if ran_s >= STEADY_S:
+            self._pause_s = 0.0
+        pause, self._pause_s = self._pause_s, min(LONGEST_PAUSE_S, max(0.1, 2 * self._pause_s))
+        return pause
+
+
+@dataclass(slots=True)
+class _Running:
+    """One worker's process.
+
+    Args:
+        backoff: The pauses before its restarts.
+        pid: Its process id; 0 while there is none.
+        since: When it was started, monotonic seconds.
+        due: When it is started again, monotonic seconds.
+    """
+
+    backoff: Backoff
+    pid: int = 0
+    since: float = 0.0
+    due: float = 0.0
+
+
+class WorkerEnded(Exception):  # how the whole server ends, not an error of this process
+    """Raised where a worker ends before it has ever served: its own error has been printed.
+
+    Args:
+        status: The exit status of the server.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"a worker ended with status {status} before it served")
+        self.status = status
+
+
+def supervise(directory: Path, bind: Bind, workers: int) -> Worker | None:
+    """Fork workers, and keep them running until SIGTERM or SIGINT.
+
+    Args:
+        directory: The data directory of the fleet.
+        bind: Where to listen.
+        workers: Number of workers.
+
+    Returns:
+        In each worker, what it is; in the supervisor None, once all have ended.
+
+    Raises:
+        InvalidRequest: The address cannot be listened on, or a thread runs, with which no process can be forked.
+        JournalUnavailable: The data directory cannot be used, or another fleet uses it.
+        WorkerEnded: The first worker could not serve.
+    """
+    directory = Path(os.path.realpath(directory.expanduser()))
+    with _locked(directory):
+        directories = shards(directory, workers)
+        names = names_of(directories)
+        with _plan(bind, names, directories) as plan:
+            _preload()
+            return _Supervisor(plan).run()
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a fleet's data directory.
+
+    Raises:
+        JournalUnavailable: Another fleet holds it, or the directory cannot be used.
+    """
+    folder = directory / FOLDER
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalUnavailable(f"cannot use the data directory {directory}: {error.strerror}") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(held)
+        raise JournalUnavailable(
+            f"the data directory {directory} is in use by another errata serve --workers: stop it, or give another"
+        ) from error
+    yield  # the kernel releases it when this process and its workers have ended
+
+
+@contextmanager
+def _plan(bind: Bind, names: Sequence[str], directories: Sequence[Path]) -> Iterator[Plan]:
+    """Make what the workers inherit; remove the sockets' directory afterwards, in this process only."""
+    own, folder = os.getpid(), Path(tempfile.mkdtemp(prefix="errata-fleet-"))  # 0700, and short: a path has 107 bytes
+    try:
+        listening = listen(bind)
+        listening.setblocking(False)
+        inboxes, doors, paths = [], [], []
+        for number in range(len(names)):
+            sent, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            taken.setblocking(False)
+            path = folder / f"{number}.sock"
+            door = socket.socket(socket.AF_UNIX)
+            door.bind(str(path))
+            door.listen(1024)
+            door.setblocking(False)
+            inboxes.append((sent, taken))
+            doors.append(door)
+            paths.append(path)
+        yield Plan(
+            url=url_of(listening),
+            listening=listening,
+            board=Board(len(names)),
+            names=tuple(names),
+            directories=tuple(directories),
+            inboxes=tuple(inboxes),
+            doors=tuple(doors),
+            paths=tuple(paths),
+        )
+    finally:
+        if os.getpid() == own:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _preload() -> None:
+    """Import what all workers need, and leave it where a fork shares it."""
+    import httpx  # noqa: F401
+
+    from ..app import server  # noqa: F401
+    from ..environments import discovery  # noqa: F401
+    from ..targets import load  # noqa: F401
+
+    if threading.active_count() > 1:
+        names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
+        raise InvalidRequest(f"workers cannot be forked beside the threads {names}: use --workers 1")
+    gc.collect()
+    gc.freeze()
+
+
+class _Supervisor:
+    """Starts workers, and starts them again.
+
+    Args:
+        plan: What they inherit.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._running = [_Running(Backoff()) for _ in plan.names]
+        self._parent = os.getpid()
+
+    def run(self) -> Worker | None:
+        """Run until a signal; see `supervise`."""
+        signals = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        try:
+            while True:
+                for number in self._due():
+                    pid = os.fork()
+                    if pid == 0:
+                        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                        return self._born(number)
+                    self._running[number].pid, self._running[number].since = pid, time.monotonic()
+                got = signal.sigtimedwait(signals, LOOK_S)
+                if got is not None and got.si_signo != signal.SIGCHLD:
+                    log.info("%s: the workers stop", signal.Signals(got.si_signo).name)
+                    self._stop(signals)
+                    return None
+                self._reap()
+        except WorkerEnded:
+            self._stop(signals)
+            raise
+        finally:
+            if os.getpid() == self._parent:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _due(self) -> list[int]:
+        """Return the workers to start now: the first alone until it serves, so that its error is said once."""
+        now = time.monotonic()
+        found = [number for number, one in enumerate(self._running) if not one.pid and one.due <= now]
+        return found if self._plan.board.has_started(0) else [number for number in found if number == 0]
+
+    def _born(self, number: int) -> Worker:
+        """Called in a new worker."""
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the journal's lock ends with it
+        if os.getppid() != self._parent:
+            os._exit(1)  # it ended before that
+        os.setsid()  # ^C at the terminal is for the supervisor, which lets the workers complete what runs
+        return Worker(self._plan, number)
+
+    def _reap(self) -> None:
+        """Note which workers have ended, and when each is started again.
+
+        Raises:
+            WorkerEnded: One has never served.
+        """
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            number = next((n for n, one in enumerate(self._running) if one.pid == pid), None)
+            if number is None:
+                continue
+            one, now, code = self._running[number], time.monotonic(), os.waitstatus_to_exitcode(status)
+            one.pid = 0
+            self._plan.board.clear(number)
+            if not self._plan.board.has_started(number):
+                raise WorkerEnded(code if code > 0 else 1)
+            pause = one.backoff.pause_s(now - one.since)
+            one.due = now + pause
+            log.warning("worker %d ended with status %d; it starts again in %g s", number, code, pause)
+
+    def _stop(self, signals: set[signal.Signals]) -> None:
+        """Stop all workers; kill those that do not stop within `STOP_S`."""
+        self._plan.listening.close()
+        end = time.monotonic() + STOP_S
+        for one in self._running:
+            if one.pid:
+                os.kill(one.pid, signal.SIGTERM)
+        while any(one.pid for one in self._running):
+            if (left := end - time.monotonic()) <= 0:
+                for one in self._running:
+                    if one.pid:
+                        log.warning("a worker did not stop within %g s and is killed", STOP_S)
+                        os.kill(one.pid, signal.SIGKILL)
+                end = float("inf")
+            signal.sigtimedwait(signals, min(LOOK_S, max(0.0, left)))
+            for one in self._running:
+                if one.pid and os.waitpid(one.pid, os.WNOHANG)[0]:
+                    one.pid = 0

@@ -1,0 +1,94 @@
+"""`Worker`: what a forked worker runs: the server of one shard, whose connections come from the shared address."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from pathlib import Path
+
+import uvicorn
+
+from errata_protocol.errors import InvalidRequest
+
+from ..doors.mux.driver import wire_sid
+from ..runtime.registry import RUNTIMES
+from ..serve.connections import Connections
+from ..serve.server import Served
+from .acceptor import Acceptor
+from .forwarder import Arrivals, install
+from .member import START_S, Member, Plan
+
+log = logging.getLogger("errata.fleet")
+
+
+class Worker:
+    """One worker, as `errata_server.serve.server.run` sees it: where its connections come from.
+
+    Args:
+        plan: What all workers share.
+        number: The worker's number.
+    """
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self.member = Member(plan, number)
+        self.url = plan.url
+        self._announces = number == 0 and not plan.board.all_started
+        self._acceptor: Acceptor | None = None
+
+    def join(self) -> Path:
+        """Make this process the worker: its sessions are of the fleet. Return its data directory."""
+        RUNTIMES.join(self.member)
+        return self.member.plan.directories[self.member.worker]
+
+    def enter(self, served: Served) -> None:
+        """Make an application one of a fleet. Call it before its first request.
+
+        Raises:
+            InvalidRequest: Several workers cannot serve an environment.
+        """
+        if any(spec.sandbox for spec in served.specs):
+            raise InvalidRequest(
+                f"{', '.join(spec.name for spec in served.specs if spec.sandbox)} runs commands in sandboxes, whose "
+                "limits several workers do not share yet: serve it with --workers 1"
+            )
+        install(served.app, self.member)
+        self._served = served
+
+    async def open(self, server: uvicorn.Server) -> bool:
+        """Take connections; return whether this worker announces the server, once all workers take connections."""
+        board, runtime = self.member.plan.board, self._served.runtime
+        await runtime.start()
+        if not board.has_started(self.member.worker):
+            for row in await runtime.store.open_sessions():
+                if row.key_hash is not None:
+                    self.member.took(wire_sid(row.sid))
+        arrivals = Arrivals(self._served.app, runtime, self.member)
+        from_others = copy.copy(server.config)
+        from_others.app, from_others.loaded = arrivals, False
+        from_others.load()
+        self._acceptor = Acceptor(
+            self.member,
+            Connections.of(server.config),
+            lambda: _protocol(server, server.config),
+            lambda: _protocol(server, from_others),
+        )
+        self._acceptor.open()
+        board.start(self.member.worker)
+        if not self._announces:
+            return False
+        while not (board.all_started or server.should_exit):  # noqa: ASYNC110  # shared memory has no event
+            await asyncio.sleep(START_S)
+        return board.all_started
+
+    async def close(self) -> None:
+        """Take no further connections."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        self.member.plan.listening.close()
+
+
+def _protocol(server: uvicorn.Server, config: uvicorn.Config) -> asyncio.Protocol:
+    return config.http_protocol_class(  # type: ignore[call-arg]
+        config=config, server_state=server.server_state, app_state=server.lifespan.state
+    )

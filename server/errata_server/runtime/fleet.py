@@ -1,0 +1,58 @@
+"""`Fleet`: what a runtime needs of the other workers, where several processes are behind one address.
+
+`errata_server.fleet` implements it. A runtime of one process has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from starlette.websockets import WebSocket
+
+from .capacity import Capacity
+
+PASSED_ON = "errata_fleet"
+"""Key of the scope of a request or a socket that another worker has passed on: it is answered here."""
+
+
+class SocketRelay(Protocol):
+    """Passes the frames of one multiplexed socket to the workers that have its sessions."""
+
+    async def take(self, frame: bytes | str) -> bytes | str | None:
+        """Pass on what is of other workers; return what is left for this one, None where nothing is.
+
+        Raises:
+            ErrataError: Another worker does not answer. The socket has to be closed, so that its client resumes.
+        """
+
+    async def close(self) -> None:
+        """Close the connections to other workers."""
+
+
+class Fleet(Protocol):
+    """The other workers, as one worker sees them."""
+
+    def took(self, sid: str) -> None:
+        """Note that a multiplexed session is this worker's; called before its row is committed."""
+
+    def capacity(self, environment: str, limit: int | None) -> Capacity:
+        """Return the capacity of an environment, which counts the instances of all workers."""
+
+    def relay(self, socket: WebSocket, handshake: WebSocket) -> SocketRelay:
+        """Return the relay of a multiplexed socket.
+
+        Args:
+            socket: The accepted socket.
+            handshake: The same socket, with the headers of its handshake.
+        """
+
+    def closes_groups(self, environment: str, close: Callable[[str, str | None], Awaitable[int]]) -> None:
+        """Add what closes an environment's open sessions of a group and principal here, and returns how many."""
+
+    async def close_group(self, environment: str, group: str, principal: str | None) -> int:
+        """Close a group's open sessions at the other workers; return how many they were.
+
+        Raises:
+            JournalUnavailable: Another worker does not answer.
+        """

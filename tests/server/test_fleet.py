@@ -1,0 +1,331 @@
+"""``errata serve --workers``: real processes behind one address, of which some are killed, stopped and forgotten.
+
+One fleet serves most tests of this file: its start costs seconds. What needs no process is in ``test_fleet_*.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect as connect_plain
+
+from errata_client import Connection, ErrataClient
+from errata_protocol.errors import ServiceError
+from errata_server.process import ServerProcess
+from errata_server.runtime.shard_dirs import name_of, shards
+
+TARGET = "tests.server.environments:CountEnvironment"
+WORKERS = 3
+GIVE_UP_S = 120.0
+STEPS = 25
+KILLS = 5
+
+
+class Fleet:
+    """A server with several workers.
+
+    Args:
+        server: The process that was started, which is the supervisor.
+    """
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.url = server.url
+        self.ws = server.url.replace("http", "ws") + "/ws"
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run, in the order of their starts."""
+        pid = self.server.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def get(self, path: str, **given: Any) -> Any:
+        answer = httpx.get(f"{self.url}{path}", timeout=GIVE_UP_S, **given)
+        assert answer.status_code == 200, (answer.status_code, answer.text)
+        return answer.json()
+
+    def episodes(self, **given: Any) -> list[dict[str, Any]]:
+        """Return all episodes, newest first, in pages of two."""
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            page = self.get("/episodes", params={"limit": 2, **given, **({"cursor": cursor} if cursor else {})})
+            found += page["episodes"]
+            if (cursor := page["next"]) is None:
+                return found
+
+    def wait_for_all(self) -> None:
+        until(lambda: len(self.pids) == WORKERS and len(self.scraped()) == WORKERS)
+
+    def wait_for_other(self, pid: int) -> None:
+        until(lambda: pid not in self.pids and len(self.pids) == WORKERS)
+
+    def scraped(self) -> set[str]:
+        text = httpx.get(f"{self.url}/metrics", timeout=GIVE_UP_S).text
+        return set(re.findall(r'errata_ready\{worker="(\d)"\} 1', text))
+
+
+def until(holds: Any) -> None:
+    end = time.monotonic() + GIVE_UP_S
+    while not holds():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fleet")
+
+
+@pytest.fixture(scope="module")
+def fleet(data_dir: Path) -> Iterator[Fleet]:
+    seed = {"PYTHONHASHSEED": "7"}  # or the supervisor would start twice, to choose one
+    with ServerProcess(TARGET, data_dir, "--workers", str(WORKERS), "--no-fsync", env=seed, start_s=120) as server:
+        yield Fleet(server)
+        log = "".join(server.log)
+    assert server.process.returncode == 0, log
+
+
+async def played(client: ErrataClient[Any, Any, Any], steps: int, pause_s: float = 0.0) -> str:
+    """Play an episode whose observations count the steps, and return its eid."""
+    await client.reset()
+    for n in range(1, steps + 1):
+        result = await client.step({"n": 1})
+        assert result.observation["n"] == n and client.t == n, "a step acted twice, or not at all"
+        await asyncio.sleep(pause_s)
+    return str(client.eid)
+
+
+async def played_plain(url: str, count: int, steps: int) -> list[str]:
+    """Play episodes on plain sockets, one after the other, and return their eids."""
+    return [await played(ErrataClient[Any, Any, Any](url, mux=False), steps) for _ in range(count)]
+
+
+def shard_names(data_dir: Path) -> list[str]:
+    return [(directory / "shard").read_text().strip() for directory in shards(data_dir, WORKERS)]
+
+
+def test_every_step_acts_once_though_workers_are_killed(fleet: Fleet, data_dir: Path) -> None:
+    """Clients that know no fleet, on multiplexed and on plain sockets, while random workers get SIGKILL."""
+
+    async def storm() -> list[str]:
+        connections = [Connection(fleet.url) for _ in range(5)]
+        clients = [ErrataClient[Any, Any, Any](connection=connections[n // 2]) for n in range(10)]
+        clients += [ErrataClient[Any, Any, Any](fleet.url, mux=False, durable=True) for _ in range(4)]
+        playing = asyncio.gather(*(played(client, STEPS, 0.05) for client in clients))
+        chosen = random.Random(7)
+        for _ in range(KILLS):
+            victim = chosen.choice(fleet.pids)
+            os.kill(victim, signal.SIGKILL)
+            await asyncio.to_thread(
+                until, lambda victim=victim: victim not in fleet.pids and len(fleet.pids) == WORKERS
+            )
+        eids = await playing
+        for client in clients:
+            state = await client.state()
+            assert (state["step_count"] if isinstance(state, dict) else state.step_count) == STEPS
+            await client.close()
+        for connection in connections:
+            await connection.aclose()
+        return eids
+
+    eids = asyncio.run(storm())
+    fleet.wait_for_all()
+    found = {one["eid"]: one["deliveries"] for one in fleet.episodes()}
+    assert found == dict.fromkeys(eids, STEPS + 1), "no episode is missing, and none was begun twice"
+    named = {re.fullmatch(r"ep_sh-([a-z0-9]{12})-.+", eid)[1] for eid in eids}  # type: ignore[index]
+    assert named <= set(shard_names(data_dir)) and len(named) > 1
+
+
+async def test_a_session_is_found_again_by_its_ticket_whoever_is_asked(fleet: Fleet) -> None:
+    """Sids name no shard: tickets go on over one socket, which arrives anywhere, though their workers differ."""
+    connections = [Connection(fleet.url) for _ in range(6)]
+    clients = [ErrataClient[Any, Any, Any](connection=connection) for connection in connections]
+    for client in clients:
+        await played(client, 2)
+    tickets = [client.ticket() for client in clients]
+    for connection in connections:
+        await connection.aclose()
+    again = Connection(fleet.url)
+    for ticket in tickets:
+        client = ErrataClient[Any, Any, Any].resume(fleet.url, ticket, connection=again)
+        assert (await client.step({"n": 1})).observation["n"] == 3
+        await client.close()
+    await again.aclose()
+
+
+def plain(socket: Any, **frame: Any) -> dict[str, Any]:
+    socket.send(json.dumps(frame))
+    return dict(json.loads(socket.recv(timeout=GIVE_UP_S)))
+
+
+async def test_a_stock_socket_attaches_by_its_id_at_the_owner(fleet: Fleet) -> None:
+    clients = [ErrataClient[Any, Any, Any](fleet.url, mux=False, durable=True) for _ in range(6)]
+    for client in clients:
+        await played(client, 1)
+    sids = [str(client.session_id) for client in clients]
+    for client in clients:
+        await client.close()
+    for sid in sids:
+        with await asyncio.to_thread(connect_plain, f"{fleet.ws}?session_id={sid}") as socket:
+            answer = await asyncio.to_thread(plain, socket, type="step", data={"n": 1})
+            assert answer["data"]["observation"]["n"] == 2
+
+
+def test_a_kept_connection_reads_the_episodes_of_all_workers(fleet: Fleet) -> None:
+    eids = asyncio.run(played_plain(fleet.url, 6, 2))
+    with httpx.Client(base_url=fleet.url, timeout=GIVE_UP_S) as kept:
+        for eid in eids:
+            assert kept.get(f"/episodes/{eid}").json()["eid"] == eid
+            assert kept.get(f"/episodes/{eid}/states/2").json()["observation"]["n"] == 2
+            made = kept.post(f"/episodes/{eid}/rewards", json={"t": 1, "value": 0.5, "source": "s", "reward_id": eid})
+            assert made.status_code == 200 and made.json()["value"] == 0.5
+            assert len(kept.get(f"/episodes/{eid}/rewards").json()) == 1
+        assert kept.get("/episodes/ep_AAAAAAAAAAAAAAAAAAAAAAAA").status_code == 404
+        deleted = kept.post("/episodes/delete", json={"eids": [*eids, "ep_none"]}).json()
+        assert sorted(deleted["deleted"]) == sorted(eids) and deleted["unknown"] == ["ep_none"]
+        assert kept.get(f"/episodes/{eids[0]}").status_code == 404
+        assert kept.post("/episodes/delete", json={"eids": 5}).status_code in (400, 422)
+
+
+def test_lists_sums_and_metrics_are_of_all_workers(fleet: Fleet, data_dir: Path) -> None:
+    fleet.wait_for_all()
+    found = fleet.episodes()
+    assert [one["created"] for one in found] == sorted((one["created"] for one in found), reverse=True)
+    assert len({one["eid"] for one in found}) == len(found) > 10
+    sums = fleet.get("/episodes/aggregates")["buckets"]
+    assert sum(bucket["episodes"] for bucket in sums) == len(found)
+    assert sum(bucket["deliveries"] for bucket in sums) == sum(one["deliveries"] for one in found)
+    assert fleet.get("/ready") == {"status": "ready", "reasons": []}
+    wrong = httpx.get(f"{fleet.url}/episodes?limit=0")
+    assert wrong.status_code in (400, 422) and "limit" in wrong.text
+    listed = subprocess.run(
+        [sys.executable, "-m", "errata_server.cli", "episodes", "--data-dir", str(data_dir), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {eid for one in found if (eid := one["eid"]) not in listed.stdout} == set()
+
+
+async def test_a_group_is_closed_wherever_its_sessions_are(fleet: Fleet) -> None:
+    group = "g" * 22
+    connections = [Connection(fleet.url, group=group) for _ in range(6)]
+    clients = [ErrataClient[Any, Any, Any](connection=connection) for connection in connections]
+    for client in clients:
+        await played(client, 1)
+    assert await connections[0].close_group(group) == 6
+    for connection in connections:
+        await connection.aclose()
+
+
+def test_what_is_not_merged_is_refused(fleet: Fleet) -> None:
+    for answer in (
+        httpx.get(f"{fleet.url}/episodes/events"),
+        httpx.post(f"{fleet.url}/viewer/login", json={"token": "x"}),
+    ):
+        assert answer.status_code == 501 and "--workers 1" in answer.json()["message"]
+
+
+def test_connects_do_not_hang_while_a_worker_is_stopped(fleet: Fleet) -> None:
+    fleet.wait_for_all()
+    stopped = fleet.pids[-1]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        time.sleep(1.5)  # its heartbeat has to become old
+        for _ in range(40):
+            with connect_plain(fleet.ws, open_timeout=GIVE_UP_S) as socket:
+                assert plain(socket, type="reset", data={})["type"] == "observation"
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
+def test_a_second_server_does_not_take_the_directory(fleet: Fleet, data_dir: Path) -> None:
+    for options in (("--workers", "2"), ()):
+        with pytest.raises(ServiceError, match="is in use by"):
+            ServerProcess(TARGET, data_dir, *options)
+
+
+def test_workers_die_with_their_supervisor(tmp_path: Path) -> None:
+    server = ServerProcess(TARGET, tmp_path, "--workers", "2", "--no-fsync", start_s=120)
+    pids = Fleet(server).pids
+    assert len(pids) == 2
+    server.kill()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_a_directory_is_served_by_one_process_then_by_several_and_by_one_again(tmp_path: Path) -> None:
+    with ServerProcess(TARGET, tmp_path, "--no-fsync") as one:
+        old = asyncio.run(played_plain(one.url, 2, 1))
+    with ServerProcess(TARGET, tmp_path, "--workers", "2", "--no-fsync", start_s=120) as several:
+        fleet = Fleet(several)
+        assert {episode["eid"] for episode in fleet.episodes()} == set(old)
+        new = asyncio.run(played_plain(several.url, 8, 1))
+        assert {episode["eid"] for episode in fleet.episodes()} == {*old, *new}
+        assert fleet.get(f"/episodes/{old[0]}")["eid"] == old[0]
+    with ServerProcess(TARGET, tmp_path, "--no-fsync") as again:
+        own = {episode["eid"] for episode in Fleet(again).episodes()}
+        assert own == {*old, *(eid for eid in new if name_of_first(tmp_path) in eid)}
+        assert f"{tmp_path}/shards/1" in "".join(again.log), "what is not served is named"
+
+
+def name_of_first(directory: Path) -> str:
+    return (directory / "shard").read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "why"),
+    [
+        ("tests.server.environments:NoSuch", (), "NoSuch"),
+        (TARGET, ("--max-sessions", "1"), "--workers 1"),
+        (TARGET, ("--web",), "--workers 1"),
+    ],
+)
+def test_what_several_workers_cannot_serve_is_said_once(
+    tmp_path: Path, target: str, options: tuple[str, ...], why: str
+) -> None:
+    with pytest.raises(ServiceError) as refused:
+        ServerProcess(target, tmp_path, "--workers", "3", *options, start_s=120)
+    lines = [line for line in str(refused.value).splitlines() if why in line]
+    assert len(lines) == 1, str(refused.value)
+
+
+def test_the_limit_of_instances_is_that_of_the_whole_server(tmp_path: Path) -> None:
+    limit = 5
+    options = ("--workers", "3", "--max-sessions", str(limit), "--no-fsync")
+    with ServerProcess(TARGET, tmp_path, *options, start_s=120) as server:
+        fleet = Fleet(server)
+        sockets = [connect_plain(fleet.ws, open_timeout=GIVE_UP_S) for _ in range(12)]
+        answers = []
+        for socket in sockets:
+            with contextlib.suppress(ConnectionClosed):  # a socket that is refused gets its error and is closed
+                socket.send(json.dumps({"type": "reset", "data": {}}))
+            answers.append(json.loads(socket.recv(timeout=GIVE_UP_S)))
+        opened = [answer for answer in answers if answer["type"] == "observation"]
+        refused = [answer["data"]["code"] for answer in answers if answer["type"] == "error"]
+        assert limit <= len(opened) <= limit + 2 and set(refused) == {"CAPACITY_REACHED"}
+        for socket in sockets:
+            socket.close()
+
+
+def test_two_copies_of_a_directory_are_refused(tmp_path: Path) -> None:
+    first, second = shards(tmp_path, 2)
+    second.mkdir(parents=True)
+    (second / "shard").write_text(name_of(first))
+    with pytest.raises(ServiceError, match="is a copy of"):
+        ServerProcess(TARGET, tmp_path, "--workers", "2", start_s=120)

@@ -1,0 +1,160 @@
+"""How frames are split between workers (`errata_server.fleet.relay`), and restarts, without any process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from errata_protocol.errors import InvalidRequest
+from errata_server.fleet.limits import count_of, shared_settings
+from errata_server.fleet.relay import Relay, resume_of, resumed, split
+from errata_server.fleet.supervisor import LONGEST_PAUSE_S, STEADY_S, Backoff
+from errata_server.settings import Settings
+
+HERE, THERE, FAR = "here-" + "x" * 20, "there-" + "x" * 20, "far-" + "x" * 20
+
+
+class _Member:
+    """A worker that knows its sessions, and what is sent to others."""
+
+    worker = 0
+
+    def __init__(self, owners: dict[str, int]) -> None:
+        self.owners = owners
+
+    async def all_started(self) -> None: ...
+
+    def owner_of(self, sid: str) -> int | None:
+        return self.owners.get(sid)
+
+    async def owners_of(self, sids: list[str]) -> dict[str, int]:
+        return {sid: self.owners[sid] for sid in sids if sid in self.owners}
+
+
+class _Relay(Relay):
+    def __init__(self, owners: dict[str, int]) -> None:
+        super().__init__(_Member(owners), None, None)  # type: ignore[arg-type]
+        self.sent: list[tuple[int, Any]] = []
+
+    async def _send(self, owner: int, envelopes: Any) -> None:
+        self.sent += [(owner, json.loads(envelope)) for envelope in envelopes]
+
+    def give(self, *envelopes: Any) -> Any:
+        frame = json.dumps(envelopes if len(envelopes) > 1 else envelopes[0])
+        left = asyncio.run(self.take(frame))
+        return None if left is None else json.loads(left)
+
+
+def opening(sid: str) -> dict[str, Any]:
+    return {"sid": sid, "type": "open", "data": {"key": "k" * 22}}
+
+
+def step(sid: str, id: int = 1) -> dict[str, Any]:
+    return {"sid": sid, "id": id, "type": "step", "data": {"n": 1}}
+
+
+def test_a_new_session_is_opened_here_and_its_frames_are_not_touched() -> None:
+    relay = _Relay({})
+    frame = " " + json.dumps([opening(HERE), step(HERE)])
+    assert asyncio.run(relay.take(frame)) is frame and relay.sent == []
+
+
+def test_a_session_of_another_worker_is_passed_on_with_all_that_follows() -> None:
+    relay = _Relay({THERE: 1})
+    assert relay.give(opening(THERE)) is None
+    assert relay.give(step(THERE), step(HERE), {"type": "capabilities", "q": 1}) == [
+        step(HERE),
+        {"type": "capabilities", "q": 1},
+    ]
+    assert relay.sent == [(1, opening(THERE)), (1, step(THERE))]
+
+
+def test_a_resume_is_shared_out_and_keeps_the_order_of_each_worker() -> None:
+    relay = _Relay({THERE: 1, FAR: 2, HERE: 0})
+    entries = [{"sid": sid, "key": "k" * 22, "last": n} for n, sid in enumerate((HERE, THERE, FAR, "new-" + "x" * 20))]
+    left = relay.give({"type": "resume", "data": entries}, step(FAR))
+    assert left == [{"type": "resume", "data": [entries[0], entries[3]]}]
+    assert relay.sent == [
+        (1, {"type": "resume", "data": [entries[1]]}),
+        (2, {"type": "resume", "data": [entries[2]]}),
+        (2, step(FAR)),
+    ]
+
+
+def test_a_session_that_is_here_again_is_not_passed_on() -> None:
+    relay = _Relay({THERE: 1})
+    relay.give(opening(THERE))
+    relay._member.owners[THERE] = 0  # type: ignore[attr-defined]
+    assert relay.give(opening(THERE)) == opening(THERE)
+
+
+@pytest.mark.parametrize("frame", ["", "{", "[1]", '{"type": 5}', "[]", '{"type":"step"} x', "[" * 3000])
+def test_what_its_reader_refuses_is_left_to_it(frame: str) -> None:
+    relay = _Relay({THERE: 1})
+    relay.give(opening(THERE))
+    assert asyncio.run(relay.take(frame)) == frame and len(relay.sent) == 1
+
+
+def test_half_of_a_surrogate_pair_does_not_hide_whose_an_envelope_is() -> None:
+    relay = _Relay({THERE: 1})
+    relay.give(opening(THERE))
+    halves = json.dumps({**step(THERE), "data": {"s": "\ud800"}})
+    assert (
+        asyncio.run(relay.take("[" + halves + "," + json.dumps(step(HERE)) + "]"))
+        == b"[" + json.dumps(step(HERE)).encode() + b"]"
+    )
+    assert relay.sent[1][0] == 1
+
+
+@given(st.lists(st.sampled_from([HERE, THERE, FAR]), min_size=1, max_size=30))
+def test_every_envelope_goes_to_exactly_one_worker_in_its_order(sids: list[str]) -> None:
+    owners = {HERE: 0, THERE: 1, FAR: 2}
+    relay = _Relay(owners)
+    relay.give(*[opening(sid) for sid in owners])
+    relay.sent.clear()
+    sent = [step(sid, n + 1) for n, sid in enumerate(sids)]
+    left = relay.give(*sent)
+    here = [] if left is None else left if isinstance(left, list) else [left]
+    assert here == [one for one in sent if one["sid"] == HERE]
+    for worker, sid in ((1, THERE), (2, FAR)):
+        assert [one for to, one in relay.sent if to == worker] == [one for one in sent if one["sid"] == sid]
+
+
+def test_entries_of_a_resume_keep_their_bytes() -> None:
+    text = b'{"type":"resume","data":[{"sid":"a","last":1.0},{"sid":"b"}]}'
+    assert [raw for _, raw in resumed(text)] == [b'{"sid":"a","last":1.0}', b'{"sid":"b"}']
+    assert resume_of([raw for _, raw in resumed(text)]) == text
+    assert resumed(b'{"type":"resume","data":5}') == []
+    assert split(b'[{"type":"ack","sid":"a"}]') is not None
+
+
+def test_a_worker_that_ends_at_once_starts_later_each_time() -> None:
+    backoff = Backoff()
+    pauses = [backoff.pause_s(0.1) for _ in range(12)]
+    assert pauses[0] == 0.0 and pauses[1] == 0.1 and pauses == sorted(pauses) and pauses[-1] == LONGEST_PAUSE_S
+    assert backoff.pause_s(STEADY_S) == 0.0, "one that has run for long starts again at once"
+
+
+def test_workers_are_a_number_or_auto() -> None:
+    assert count_of("3") == 3 and count_of("auto") >= 1
+    for text in ("0", "-1", "1000", "two", "", "²"):
+        with pytest.raises(InvalidRequest, match="--workers takes a number"):
+            count_of(text)
+
+
+def test_limits_are_shared_out_and_what_is_not_shared_is_refused() -> None:
+    shared = shared_settings(Settings(retention_max_bytes=1000), 4, web=False)
+    assert (shared.max_threads, shared.retention_max_bytes) == (256, 250)
+    assert shared.max_unfinished_bytes == shared.max_frame, "a message of the largest size has to fit"
+    for settings, web in (
+        (Settings(), True),
+        (Settings(max_sessions_per_principal=3), False),
+        (Settings(health_port=0), False),
+    ):
+        with pytest.raises(InvalidRequest, match="--workers 1"):
+            shared_settings(settings, 4, web=web)
