@@ -1,6 +1,7 @@
 """``errata serve --workers``: real processes behind one address, of which some are killed, stopped and forgotten.
 
-One fleet serves most tests of this file: its start costs seconds. What needs no process is in ``test_fleet_*.py``.
+One fleet serves most tests of this file: its start costs seconds. What needs no process is in
+``tests/server/test_fleet_*.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from errata_client import Connection, ErrataClient
 from errata_protocol.errors import ServiceError
 from errata_server.process import ServerProcess
 from errata_server.runtime.shard_dirs import name_of, shards
+
+pytestmark = pytest.mark.timeout(600)
 
 TARGET = "tests.server.environments:CountEnvironment"
 WORKERS = 3
@@ -120,6 +123,7 @@ def shard_names(data_dir: Path) -> list[str]:
     return [(directory / "shard").read_text().strip() for directory in shards(data_dir, WORKERS)]
 
 
+@pytest.mark.storm
 def test_every_step_acts_once_though_workers_are_killed(fleet: Fleet, data_dir: Path) -> None:
     """Clients that know no fleet, on multiplexed and on plain sockets, while random workers get SIGKILL."""
 
@@ -152,6 +156,7 @@ def test_every_step_acts_once_though_workers_are_killed(fleet: Fleet, data_dir: 
     assert named <= set(shard_names(data_dir)) and len(named) > 1
 
 
+@pytest.mark.storm
 async def test_a_session_is_found_again_by_its_ticket_whoever_is_asked(fleet: Fleet) -> None:
     """Sids name no shard: tickets go on over one socket, which arrives anywhere, though their workers differ."""
     connections = [Connection(fleet.url) for _ in range(6)]
@@ -174,6 +179,7 @@ def plain(socket: Any, **frame: Any) -> dict[str, Any]:
     return dict(json.loads(socket.recv(timeout=GIVE_UP_S)))
 
 
+@pytest.mark.storm
 async def test_a_stock_socket_attaches_by_its_id_at_the_owner(fleet: Fleet) -> None:
     clients = [ErrataClient[Any, Any, Any](fleet.url, mux=False, durable=True) for _ in range(6)]
     for client in clients:
@@ -187,6 +193,7 @@ async def test_a_stock_socket_attaches_by_its_id_at_the_owner(fleet: Fleet) -> N
             assert answer["data"]["observation"]["n"] == 2
 
 
+@pytest.mark.storm
 def test_a_kept_connection_reads_the_episodes_of_all_workers(fleet: Fleet) -> None:
     eids = asyncio.run(played_plain(fleet.url, 6, 2))
     with httpx.Client(base_url=fleet.url, timeout=GIVE_UP_S) as kept:
@@ -203,8 +210,10 @@ def test_a_kept_connection_reads_the_episodes_of_all_workers(fleet: Fleet) -> No
         assert kept.post("/episodes/delete", json={"eids": 5}).status_code in (400, 422)
 
 
+@pytest.mark.storm
 def test_lists_sums_and_metrics_are_of_all_workers(fleet: Fleet, data_dir: Path) -> None:
     fleet.wait_for_all()
+    asyncio.run(played_plain(fleet.url, 12, 1))
     found = fleet.episodes()
     assert [one["created"] for one in found] == sorted((one["created"] for one in found), reverse=True)
     assert len({one["eid"] for one in found}) == len(found) > 10
@@ -223,6 +232,7 @@ def test_lists_sums_and_metrics_are_of_all_workers(fleet: Fleet, data_dir: Path)
     assert {eid for one in found if (eid := one["eid"]) not in listed.stdout} == set()
 
 
+@pytest.mark.storm
 async def test_a_group_is_closed_wherever_its_sessions_are(fleet: Fleet) -> None:
     group = "g" * 22
     connections = [Connection(fleet.url, group=group) for _ in range(6)]
@@ -234,6 +244,7 @@ async def test_a_group_is_closed_wherever_its_sessions_are(fleet: Fleet) -> None
         await connection.aclose()
 
 
+@pytest.mark.storm
 def test_what_is_not_merged_is_refused(fleet: Fleet) -> None:
     for answer in (
         httpx.get(f"{fleet.url}/episodes/events"),
@@ -242,6 +253,7 @@ def test_what_is_not_merged_is_refused(fleet: Fleet) -> None:
         assert answer.status_code == 501 and "--workers 1" in answer.json()["message"]
 
 
+@pytest.mark.storm
 def test_connects_do_not_hang_while_a_worker_is_stopped(fleet: Fleet) -> None:
     fleet.wait_for_all()
     stopped = fleet.pids[-1]
@@ -255,12 +267,14 @@ def test_connects_do_not_hang_while_a_worker_is_stopped(fleet: Fleet) -> None:
         os.kill(stopped, signal.SIGCONT)
 
 
+@pytest.mark.chaos
 def test_a_second_server_does_not_take_the_directory(fleet: Fleet, data_dir: Path) -> None:
     for options in (("--workers", "2"), ()):
         with pytest.raises(ServiceError, match="is in use by"):
             ServerProcess(TARGET, data_dir, *options)
 
 
+@pytest.mark.chaos
 def test_workers_die_with_their_supervisor(tmp_path: Path) -> None:
     server = ServerProcess(TARGET, tmp_path, "--workers", "2", "--no-fsync", start_s=120)
     pids = Fleet(server).pids
@@ -269,6 +283,7 @@ def test_workers_die_with_their_supervisor(tmp_path: Path) -> None:
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
+@pytest.mark.chaos
 def test_a_directory_is_served_by_one_process_then_by_several_and_by_one_again(tmp_path: Path) -> None:
     with ServerProcess(TARGET, tmp_path, "--no-fsync") as one:
         old = asyncio.run(played_plain(one.url, 2, 1))
@@ -288,6 +303,7 @@ def name_of_first(directory: Path) -> str:
     return (directory / "shard").read_text().strip()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("target", "options", "why"),
     [
@@ -305,6 +321,7 @@ def test_what_several_workers_cannot_serve_is_said_once(
     assert len(lines) == 1, str(refused.value)
 
 
+@pytest.mark.chaos
 def test_the_limit_of_instances_is_that_of_the_whole_server(tmp_path: Path) -> None:
     limit = 5
     options = ("--workers", "3", "--max-sessions", str(limit), "--no-fsync")
@@ -323,6 +340,7 @@ def test_the_limit_of_instances_is_that_of_the_whole_server(tmp_path: Path) -> N
             socket.close()
 
 
+@pytest.mark.chaos
 def test_two_copies_of_a_directory_are_refused(tmp_path: Path) -> None:
     first, second = shards(tmp_path, 2)
     second.mkdir(parents=True)
