@@ -224,7 +224,17 @@ def test_lists_sums_and_metrics_are_of_all_workers(fleet: Fleet, data_dir: Path)
     wrong = httpx.get(f"{fleet.url}/episodes?limit=0")
     assert wrong.status_code in (400, 422) and "limit" in wrong.text
     listed = subprocess.run(
-        [sys.executable, "-m", "errata_server.cli", "episodes", "--data-dir", str(data_dir), "--json"],
+        [
+            sys.executable,
+            "-m",
+            "errata_server.cli",
+            "episodes",
+            "--data-dir",
+            str(data_dir),
+            "--json",
+            "--limit",
+            "500",
+        ],
         capture_output=True,
         text=True,
         check=True,
