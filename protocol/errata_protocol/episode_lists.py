@@ -184,6 +184,11 @@ class EpisodeOrder:
         """Return the order of a list with a filter: by errors, those of the filter's kind are counted."""
         return cls(by, descending, wanted.error_kind if by == "errors" else None)
 
+    @classmethod
+    def of_query(cls, given: Mapping[str, Any]) -> EpisodeOrder:
+        """Return the order that the parameters of ``GET /episodes`` ask for."""
+        return cls.of(given.get("sort") or "created", given.get("order") != "asc", EpisodeFilter.of(given))
+
     def place(self, one: Listed) -> ListPlace:
         """Return where an episode is in this order."""
         value = one.last if self.by == "last" and one.last is not None else one.created

@@ -165,6 +165,10 @@ def test_errors_are_counted_of_the_kind_that_a_list_is_filtered_by() -> None:
     assert EpisodeOrder.of("errors", False, kind).place(one) == (3, "e")
     assert EpisodeOrder.of("errors", True, kind).place(summary("f")) == (0, "f")
     assert EpisodeOrder.of("reward", True, kind) == EpisodeOrder("reward")
+    assert EpisodeOrder.of_query({"error_kind": "a"}) == NEWEST
+    assert EpisodeOrder.of_query({"sort": "errors", "order": "asc", "error_kind": "a"}) == EpisodeOrder(
+        "errors", False, "a"
+    )
 
 
 def test_aggregates_of_shards_sum_to_those_of_all() -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from errata_protocol.bundle import MAX_HEADER_BYTES, check_header, parse_line
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.episode_lists import NEWEST, EpisodeFilter, EpisodeOrder, Pages, merged, summed
+from errata_protocol.episode_lists import EpisodeFilter, EpisodeOrder, Pages, merged, summed
 from errata_protocol.errors import (
     ErrataError,
     InvalidRequest,
@@ -203,7 +203,7 @@ class Source:
             params = {k: v for k, v in query.items() if v is not None}
             return self._http("GET", "/episodes", params=params).read(_PAGE)
         wanted = EpisodeFilter.of(query)
-        order = EpisodeOrder.of(query.get("sort") or NEWEST.by, query.get("order") != "asc", wanted)
+        order = EpisodeOrder.of_query(query)
         pages = [self._pages(directory, wanted, order) for directory in self._directories]
         return merged(pages, order, query["limit"], query["cursor"])
 

@@ -197,7 +197,7 @@ class Forwarder:
     async def _page(self, request: Request) -> Response:
         parts = await self._all(request)
         given = request.query_params
-        order = EpisodeOrder(given.get("sort", "created"), given.get("order", "desc") == "desc")  # type: ignore[arg-type]
+        order = EpisodeOrder.of_query(given)
         limit, cursor = int(given.get("limit", 50)), given.get("cursor")
         pages = [lambda _limit, _cursor, part=part: EpisodePage.model_validate_json(part) for part in parts]
         return await _made(lambda: merged(pages, order, limit=limit, cursor=cursor))
