@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from errata_protocol.shards import named
 from errata_server.fleet.routes import ANYWHERE, FIRST, Merged, Of, Refused, of_head, of_id, of_request
 from errata_server.ids import Ids
 
@@ -19,8 +20,14 @@ def ids_of(name: str) -> Ids:
 
 
 SHARDS = [ids_of(name) for name in NAMES]
-SID, EID = SHARDS[2].session(), SHARDS[1].episode()
 UNNAMED_SID, UNNAMED_EID = "5d6dbcf0-3a52-4b6c-8a2f-0d3bb0d5a3a1", "ep_AAAAAAAAAAAAAAAAAAAAAAAA"
+
+
+def episode_of(name: str) -> str:
+    return "ep_" + named(name, "A" * 24)
+
+
+SID, EID = named(NAMES[2], UNNAMED_SID), episode_of(NAMES[1])
 
 
 @given(st.integers(min_value=0, max_value=len(NAMES) - 1))
@@ -49,8 +56,8 @@ def test_a_name_that_no_shard_has_is_nobodys() -> None:
         ("GET", f"/Count/episodes/{EID}/states/3", "", Of(1)),
         ("POST", f"/episodes/{EID}/rewards", "", Of(1)),
         ("DELETE", f"/episodes/{UNNAMED_EID}", "", Of(0)),
-        ("GET", f"/episodes/{EID}/bundle", f"also={SHARDS[1].episode()}", Of(1)),
-        ("GET", f"/episodes/{EID}/bundle", f"also={SHARDS[2].episode()}", Refused),
+        ("GET", f"/episodes/{EID}/bundle", f"also={episode_of(NAMES[1])}", Of(1)),
+        ("GET", f"/episodes/{EID}/bundle", f"also={episode_of(NAMES[2])}", Refused),
         ("GET", "/episodes", "limit=3", Merged("episodes")),
         ("GET", "/Count/episodes", "", Merged("episodes")),
         ("GET", "/episodes/aggregates", "", Merged("aggregates")),
@@ -63,7 +70,7 @@ def test_a_name_that_no_shard_has_is_nobodys() -> None:
         ("GET", "/viewer/", "", ANYWHERE),
         ("POST", "/reset", "", ANYWHERE),
         ("GET", "/capabilities", "", ANYWHERE),
-        ("GET", f"/episodes/{ids_of('zzzzzzzzzzzz').episode()}", "", ANYWHERE),
+        ("GET", f"/episodes/{episode_of('zzzzzzzzzzzz')}", "", ANYWHERE),
     ],
 )
 def test_a_target_tells_who_answers(method: str, path: str, query: str, route: object) -> None:
