@@ -104,9 +104,13 @@ def fleet(data_dir: Path) -> Iterator[Fleet]:
     assert server.process.returncode == 0, log
 
 
-async def played(client: ErrataClient[Any, Any, Any], steps: int, pause_s: float = 0.0) -> str:
+async def played(
+    client: ErrataClient[Any, Any, Any], steps: int, pause_s: float = 0.0, begun: asyncio.Barrier | None = None
+) -> str:
     """Play an episode whose observations count the steps, and return its eid."""
     await client.reset()
+    if begun is not None:
+        await begun.wait()
     for n in range(1, steps + 1):
         result = await client.step({"n": 1})
         assert result.observation["n"] == n and client.t == n, "a step acted twice, or not at all"
@@ -131,7 +135,9 @@ def test_every_step_acts_once_though_workers_are_killed(fleet: Fleet, data_dir: 
         connections = [Connection(fleet.url) for _ in range(5)]
         clients = [ErrataClient[Any, Any, Any](connection=connections[n // 2]) for n in range(10)]
         clients += [ErrataClient[Any, Any, Any](fleet.url, mux=False, durable=True) for _ in range(4)]
-        playing = asyncio.gather(*(played(client, STEPS, 0.05) for client in clients))
+        begun = asyncio.Barrier(len(clients) + 1)
+        playing = asyncio.gather(*(played(client, STEPS, 0.05, begun) for client in clients))
+        await begun.wait()  # a first connection that is reset is an error to its client
         chosen = random.Random(7)
         for _ in range(KILLS):
             victim = chosen.choice(fleet.pids)
