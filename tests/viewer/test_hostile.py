@@ -34,9 +34,8 @@ ACTING = set(
     map(chr, [*range(9), 11, 12, *range(14, 32), *range(127, 160), 0xAD, 0x200B, 0x200F, 0x2028, 0xFEFF])
 ) | set("\u202e\u2066\u2069\u202c\ud83d\U000e0041")
 """Characters that must not stand in the document."""
-SCRIPT = (
-    "document.querySelectorAll('body :is(img, script, iframe, style, base, link, object, form:not(.filters))').length"
-)
+FORMS = "form:not(.filters, .search)"
+SCRIPT = f"document.querySelectorAll('body :is(img, script, iframe, style, base, link, object, {FORMS})').length"
 FOREIGN = (
     "[...document.querySelectorAll('a')].filter((each) => !each.href.startsWith(`${location.origin}/viewer/`)).length"
 )
