@@ -7,7 +7,9 @@ file has the store `DEFAULT`.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 from errata_os.plugins import PluginGroup
@@ -45,6 +47,21 @@ def journal_in(data_dir: Path) -> Path:
     return data_dir / DIRECTORY
 
 
+def small_text(path: Path) -> str:
+    """Return the beginning of a small file of a data directory, at most 256 bytes, without space around it.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file: a FIFO would be waited for, a device never ends.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return os.read(descriptor, 256).decode(errors="replace").strip()
+    finally:
+        os.close(descriptor)
+
+
 def name_in(data_dir: Path) -> str:
     """Return the name of the store of a data directory, which need not be installed.
 
@@ -52,7 +69,7 @@ def name_in(data_dir: Path) -> str:
         JournalUnavailable: The name cannot be read.
     """
     try:
-        return (data_dir / NAME_FILE).read_text(errors="replace").strip()
+        return small_text(data_dir / NAME_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return DEFAULT
     except OSError as error:

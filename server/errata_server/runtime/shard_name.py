@@ -11,6 +11,7 @@ from errata_protocol.errors import JournalUnavailable
 from errata_protocol.names import SHARD, shown
 
 from ..journal import DirectoryDisk
+from ..journal.registry import small_text
 
 FILE = "shard"
 """Name of the file. It belongs to the directory as its journal does: who copies or moves one takes the other along."""
@@ -25,7 +26,7 @@ def shard_name(directory: Path) -> str | None:
         JournalUnavailable: It cannot be read, or what the file has is no name.
     """
     try:
-        name = (directory / FILE).read_text(errors="replace").strip()
+        name = small_text(directory / FILE)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
