@@ -57,7 +57,7 @@ def test_a_worker_without_a_heartbeat_gets_no_connection() -> None:
         return alive[:count]
 
     board.place(0, choose)
-    assert seen == [[0, 1]], "whoever has accepted it is alive, whatever its heartbeat says"
+    assert seen == [[0, 1]], "the worker that has accepted it is alive, whatever its heartbeat says"
 
 
 def test_the_board_knows_the_recent_sids_of_all_workers_also_from_another_process() -> None:

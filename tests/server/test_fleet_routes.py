@@ -85,7 +85,7 @@ def test_a_target_tells_who_answers(method: str, path: str, query: str, route: o
         (f"GET /episodes/{EID}/turns HTTP/1.1\r\n", 1),
         (f"GET /%65pisodes/{EID} HTTP/1.0\r\n", 1),
         ("GET /ws HTTP/1.1\r\n", None),
-        (f"GET /ws?session_id={SID}", None),  # no line: whoever reads it refuses it
+        (f"GET /ws?session_id={SID}", None),  # no line: the HTTP server refuses it
         ("\x16\x03\x01\x02\x00\n", None),
         ("GET  HTTP/1.1\r\n", None),
     ],

@@ -1,8 +1,8 @@
 """`Acceptor`: takes connections from the address that all workers share, and gives each to its worker.
 
-The first line of the request is only peeked at, so that whoever serves the connection reads it whole. A connection of
-a named session or episode goes to its worker, another one to the worker that the board chooses; the descriptor is sent
-over a socket pair (``SCM_RIGHTS``), which waits while its worker starts again.
+The first line of the request is only peeked at: the worker that serves the connection still reads the whole request.
+A connection of a named session or episode goes to its worker, another one to the worker that the board chooses. The
+descriptor is sent over a socket pair (``SCM_RIGHTS``), which keeps it while the worker starts again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEAD_S = 20.0
 """Time for the first line of the first request to arrive, seconds."""
 
 HEAD_BYTES = 16 * 1024
-"""Longest first line that is looked at, bytes; whoever reads a longer one refuses it."""
+"""Longest first line that is looked at, bytes; the HTTP server refuses a longer one."""
 
 PEEK_AGAIN_S = 0.005
 """Time until an incomplete line is looked at again, seconds: it stays readable, so readiness says nothing."""

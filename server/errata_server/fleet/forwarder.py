@@ -337,7 +337,7 @@ class Arrivals:
 
     Args:
         app: The worker's application.
-        runtime: Its runtime.
+        runtime: Runtime of the worker.
         member: The worker.
     """
 

@@ -92,7 +92,7 @@ class Member:
 
     Args:
         plan: What all workers share.
-        worker: Its number.
+        worker: Number of this worker.
     """
 
     def __init__(self, plan: Plan, worker: int) -> None:

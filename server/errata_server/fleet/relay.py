@@ -46,8 +46,8 @@ class Head(msgspec.Struct, gc=False):
     """What of an envelope says whose it is.
 
     Args:
-        type: Its type.
-        sid: Its session; None where it addresses no single one.
+        type: Type of the message.
+        sid: Session that the message addresses; None where it addresses no single one.
     """
 
     type: str = ""

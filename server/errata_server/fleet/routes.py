@@ -27,7 +27,7 @@ class Of:
     """One worker answers.
 
     Args:
-        shard: Its number.
+        shard: Number of the worker that answers.
     """
 
     shard: int
@@ -76,9 +76,9 @@ def of_request(method: str, path: str, query: str, names: Sequence[str]) -> Rout
     """Return who answers an HTTP request or a handshake.
 
     Args:
-        method: Its method; ``GET`` of a handshake.
-        path: Its path, decoded.
-        query: Its query string, as sent.
+        method: Method of the request; ``GET`` of a handshake.
+        path: Path of the request, decoded.
+        query: Query string of the request, as sent.
         names: Names of the fleet's shards, in order.
     """
     if method == "GET" and (shared := _SHARED.fullmatch(path)):
@@ -112,7 +112,7 @@ def of_head(head: bytes, names: Sequence[str]) -> int | None:
     """
     line = _REQUEST_LINE.fullmatch(head.partition(b"\n")[0])
     if line is None:
-        return None  # whoever reads it answers with an error
+        return None  # the HTTP server answers with an error
     path, _, query = line[1].decode("latin-1").partition("?")
     route = of_request("GET", unquote(path), query, names)
     return route.shard if isinstance(route, Of) else None

@@ -71,10 +71,10 @@ class _Running:
     """One worker's process.
 
     Args:
-        backoff: The pauses before its restarts.
-        pid: Its process id; 0 while there is none.
-        since: When it was started, monotonic seconds.
-        due: When it is started again, monotonic seconds.
+        backoff: Pauses before the worker's restarts.
+        pid: Process id of the worker; 0 while it does not run.
+        since: Time of the worker's last start, monotonic seconds.
+        due: Time of the worker's next start, monotonic seconds.
     """
 
     backoff: Backoff
