@@ -244,7 +244,7 @@ class ServerProtocol:
                     piece = read_data(PART_DATA, data)
                     whole = connection.assembly.add((sid, id, q), piece.n, piece.of, piece.text)
                     if whole is not None:
-                        self._handle_assembled(connection, whole, index, now)
+                        self._handle_assembled(connection, sid, whole, index, now)
                 case "capabilities" | "close_group":
                     self._read(None, Message(connection, envelope, data, index))
                 case known if known in MUTATING or known in READS or known in ("cancel", "ack"):
@@ -257,23 +257,29 @@ class ServerProtocol:
         except (InvalidEnvelope, FrameTooLarge, Overloaded) as error:
             self._out.error(connection, error, sid, id=id, q=q, index=index)
 
-    def _handle_assembled(self, connection: ServerConnection, whole: bytes, index: int, now: float) -> None:
+    def _handle_assembled(
+        self, connection: ServerConnection, sid: str | None, whole: bytes, index: int, now: float
+    ) -> None:
         """Process an envelope that was assembled from parts.
 
         Args:
             connection: The socket that the parts came from.
+            sid: Session that the parts address; None where they address none.
             whole: The envelope.
             index: Index of the last part in its frame; errors are sent with it.
             now: Time in seconds.
 
         Raises:
-            InvalidEnvelope: The envelope cannot be read, or it is a part itself.
+            InvalidEnvelope: The envelope cannot be read, is another session's than its parts, or is a part itself.
         """
         element = read_assembled(whole, max_bytes=self.config.limits.max_frame)
         if isinstance(element, Malformed):
             raise element.error
-        if element[0].type == "part":
+        envelope = element[0]
+        if envelope.type == "part":
             raise InvalidEnvelope("parts of a part")
+        if sid is not None and optional(envelope.sid) != sid:
+            raise InvalidEnvelope("the parts of one session make an envelope of another, or of none")
         self._handle(connection, element[0], element[1], index, now)
 
     # -- sessions -----------------------------------------------------------------------------------------------

@@ -231,6 +231,18 @@ def test_parts_that_make_no_envelope_are_told(inner: bytes) -> None:
     assert error["data"]["code"] == "INVALID_ENVELOPE"  # type: ignore[index]
 
 
+@pytest.mark.parametrize("whole", [OTHER, None], ids=["another session", "no session"])
+def test_parts_of_one_session_do_not_make_an_envelope_of_another(whole: str | None) -> None:
+    server = ServerProtocol()
+    connection = server.connect()
+    text = json.dumps({"sid": whole, "type": "open", "data": {"key": "k" * 22}})
+    part = {"sid": SID, "type": "part", "data": {"n": 1, "of": 1, "text": text}}
+    effects = server.receive(connection, json.dumps(part), 0.0)
+    assert not any(isinstance(effect, FindSession) for effect in effects)
+    (error,) = read(connection.data_to_send())
+    assert (error["sid"], error["data"]["code"]) == (SID, "INVALID_ENVELOPE")  # type: ignore[index]
+
+
 def test_a_message_over_the_servers_bound_is_one_error_and_the_next_one_under_its_id_is_its_own() -> None:
     client, server = ClientProtocol(), ServerProtocol(ServerConfig(ServerLimits(max_frame=3 * PART_BYTES)))
     connection = server.connect()
