@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import InvalidRequest
+from errata_server.fleet import relay as relays
 from errata_server.fleet.limits import count_of, shared_settings
-from errata_server.fleet.relay import Relay, resume_of, resumed, split
+from errata_server.fleet.relay import SPLIT_BYTES, Relay, resume_of, split
 from errata_server.fleet.supervisor import LONGEST_PAUSE_S, STEADY_S, Backoff
 from errata_server.settings import Settings
 
@@ -38,7 +42,7 @@ class _Member:
 
 class _Relay(Relay):
     def __init__(self, owners: dict[str, int]) -> None:
-        super().__init__(_Member(owners), None, None)  # type: ignore[arg-type]
+        super().__init__(_Member(owners), None, None, ServerLimits(max_frame=1 << 20))  # type: ignore[arg-type]
         self.sent: list[tuple[int, Any]] = []
 
     async def _send(self, owner: int, envelopes: Any) -> None:
@@ -127,10 +131,88 @@ def test_every_envelope_goes_to_exactly_one_worker_in_its_order(sids: list[str])
 
 def test_entries_of_a_resume_keep_their_bytes() -> None:
     text = b'{"type":"resume","data":[{"sid":"a","last":1.0},{"sid":"b"}]}'
-    assert [raw for _, raw in resumed(text)] == [b'{"sid":"a","last":1.0}', b'{"sid":"b"}']
-    assert resume_of([raw for _, raw in resumed(text)]) == text
-    assert resumed(b'{"type":"resume","data":5}') == []
-    assert split(b'[{"type":"ack","sid":"a"}]') is not None
+    (element,) = split(text) or ()
+    assert list(element.entries) == [("a", b'{"sid":"a","last":1.0}'), ("b", b'{"sid":"b"}')]
+    assert resume_of([raw for _, raw in element.entries]) == text
+    (refused,) = split(b'{"type":"resume","data":5}') or ()
+    assert not refused.entries
+
+
+def parts(envelope: dict[str, Any], of: int, **address: Any) -> list[dict[str, Any]]:
+    text = json.dumps(envelope)
+    cuts = [len(text) * n // of for n in range(of + 1)]
+    pieces = [text[begin:end] for begin, end in pairwise(cuts)]
+    return [{**address, "type": "part", "data": {"n": n + 1, "of": of, "text": pieces[n]}} for n in range(of)]
+
+
+def test_a_resume_in_parts_is_put_together_and_shared_out() -> None:
+    relay = _Relay({THERE: 1})
+    entries = [{"sid": sid, "key": "k" * 22} for sid in (HERE, THERE)]
+    first, second, third = parts({"type": "resume", "data": entries}, 3)
+    assert relay.give(first) is None
+    assert relay.give(second, step(HERE)) == [step(HERE)]
+    assert relay.give(third) == [{"type": "resume", "data": [entries[0]]}]
+    assert relay.sent == [(1, {"type": "resume", "data": [entries[1]]})]
+
+
+def test_an_open_in_parts_that_is_sent_again_goes_to_the_worker_that_has_the_session() -> None:
+    relay = _Relay({THERE: 1})
+    sent = [*parts(opening(THERE), 2, sid=THERE), step(THERE)]
+    assert [relay.give(one) for one in sent] == [None, None, None]
+    assert relay.sent == [(1, one) for one in sent]
+
+
+@pytest.mark.parametrize(
+    ("whole", "of"),
+    [({"type": "part", "data": {"n": 1, "of": 1, "text": "{}"}}, 2), ({"type": "resume", "data": ["x" * 2**20]}, 2)],
+    ids=["a part", "too long"],
+)
+def test_what_parts_without_an_address_may_not_make_is_left_to_its_reader(whole: dict[str, Any], of: int) -> None:
+    relay = _Relay({THERE: 1})
+    relay.give(opening(THERE))
+    first, last = parts(whole, of)
+    assert relay.give(first) is None
+    assert relay.give(last) == [last], "the reader has no part before it, and says so"
+
+
+def test_a_long_frame_is_split_on_a_thread_and_a_short_one_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def noted(frame: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return split(frame)
+
+    monkeypatch.setattr(relays, "split", noted)
+    relay = _Relay({THERE: 1})
+    relay.give(opening(THERE))
+    relay.give({**step(THERE), "data": {"s": "x" * SPLIT_BYTES}})
+    assert len(threads) == 2
+    assert threads[0] == threading.get_ident() != threads[1]
+    assert [to for to, _ in relay.sent] == [1, 1]
+
+
+def test_a_frame_that_opens_nothing_is_not_split_while_all_sessions_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay = _Relay({})
+    relay.give(opening(HERE))
+    monkeypatch.setattr(relays, "split", None)
+    assert relay.give(step(HERE), step(HERE, 2)) == [step(HERE), step(HERE, 2)]
+
+
+@pytest.mark.parametrize("type", ["open", "resume"])
+def test_a_type_that_is_written_with_escapes_is_found(type: str) -> None:
+    relay = _Relay({THERE: 1})
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in type)
+    data = opening(THERE)["data"] if type == "open" else [{"sid": THERE}]
+    address = f'"sid":"{THERE}",' if type == "open" else ""
+    assert asyncio.run(relay.take(f'{{{address}"type":"{escaped}","data":{json.dumps(data)}}}')) is None
+    assert [to for to, _ in relay.sent] == [1]
+
+
+def test_a_frame_of_more_envelopes_than_its_reader_takes_is_left_to_it() -> None:
+    relay = _Relay({THERE: 1})
+    relay.give(opening(THERE))
+    frame = json.dumps([step(THERE)] * (ServerLimits().max_elements + 1))
+    assert asyncio.run(relay.take(frame)) is frame and len(relay.sent) == 1
 
 
 def test_a_worker_that_ends_at_once_starts_later_each_time() -> None:

@@ -222,10 +222,10 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
         async def plain_socket(websocket: WebSocket) -> None:
             episodes = self.episodes if simulation else None
             reader, labelled = Reader(self.runtime.store, websocket), label_headers(websocket)
-            fleet, is_passed_on = self.runtime.fleet, PASSED_ON in websocket.scope
+            fleet = None if PASSED_ON in websocket.scope else self.runtime.fleet
 
             def relay(socket: WebSocket) -> SocketRelay | None:
-                return None if fleet is None or is_passed_on else fleet.relay(socket, websocket)
+                return fleet.relay(socket, websocket, self.runtime.settings.limits) if fleet is not None else None
 
             async def serve(socket: WebSocket) -> None:
                 if asks_for_mux(socket):

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from starlette.websockets import WebSocket
 
+from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_protocol.shards import shard_of
 
@@ -125,9 +126,9 @@ class Member:
             raise InvalidRequest(f"a fleet serves at most {ENVIRONMENTS} environments: use --workers 1 for more")
         return FleetCapacity(limit, self.plan.board, self.worker, number)
 
-    def relay(self, socket: WebSocket, handshake: WebSocket) -> Relay:
+    def relay(self, socket: WebSocket, handshake: WebSocket, limits: ServerLimits) -> Relay:
         """Return the relay of a multiplexed socket."""
-        return Relay(self, socket, handshake)
+        return Relay(self, socket, handshake, limits)
 
     def closes_groups(self, environment: str, close: Callable[[str, str | None], Awaitable[int]]) -> None:
         """Add what closes an environment's open sessions of a group and principal here, and returns how many."""

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from starlette.requests import HTTPConnection
@@ -23,11 +23,13 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
-from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.errors import JournalUnavailable
+from errata_protocol.capabilities import PROTOCOL_NAME, ServerLimits
+from errata_protocol.errors import FrameTooLarge, InvalidEnvelope, JournalUnavailable, Overloaded
 from errata_protocol.json_text import elements
+from errata_protocol.mux.parts import Assembly
 
 from ..doors.session_socket import GONE
+from .board import RECENT_SIDS
 from .origin import passed_on
 
 log = logging.getLogger("errata.fleet")
@@ -42,6 +44,10 @@ SERVICE_RESTART = 1012
 """WebSocket close code of a client's socket where a worker that has some of its sessions has ended."""
 
 
+SPLIT_BYTES = 64 * 1024
+"""Size of a frame up to which it is split on the event loop, bytes; a longer one is split on a thread."""
+
+
 class Head(msgspec.Struct, gc=False):
     """What of an envelope says whose it is.
 
@@ -52,6 +58,43 @@ class Head(msgspec.Struct, gc=False):
 
     type: str = ""
     sid: str | None = None
+
+
+class _Piece(msgspec.Struct, gc=False):
+    n: int
+    of: int
+    text: str
+
+
+class Part(msgspec.Struct, gc=False):
+    """A part of an envelope.
+
+    Args:
+        data: Number of the part from 1, number of parts, and text of the part.
+        id: Request that the part addresses; None where it addresses none.
+        q: Read that the part addresses; None where it addresses none.
+    """
+
+    data: _Piece
+    id: int | None = None
+    q: int | None = None
+
+
+class Element(NamedTuple):
+    """An envelope of a frame.
+
+    Args:
+        head: What says whose the envelope is.
+        text: Text of the envelope.
+        entries: Sid and text of each session that a resume names; empty for a resume that its reader refuses, and for
+            other messages.
+        part: The envelope as a part that names no session; None for other messages.
+    """
+
+    head: Head
+    text: bytes
+    entries: Sequence[tuple[str, bytes]] = ()
+    part: Part | None = None
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -67,16 +110,15 @@ _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 _HEAD = msgspec.json.Decoder(Head)
 _RESUME = msgspec.json.Decoder(_Resume)
 _ENTRY = msgspec.json.Decoder(_Entry)
-
-Element = tuple[Head, bytes]
+_PART = msgspec.json.Decoder(Part)
 
 
 def split(frame: bytes) -> list[Element] | None:
-    """Return the envelopes of a frame, each with its text; None for a frame that its reader refuses."""
+    """Return the envelopes of a frame; None for a frame that its reader refuses."""
     try:
         if frame.lstrip(b" \t\r\n")[:1] != b"[":
-            return [(_HEAD.decode(frame), frame)]
-        return [(head, bytes(raw)) for head, raw in zip(_HEADS.decode(frame), _RAWS.decode(frame), strict=True)]
+            return [_element(_HEAD.decode(frame), frame)]
+        return [_element(head, bytes(raw)) for head, raw in zip(_HEADS.decode(frame), _RAWS.decode(frame), strict=True)]
     except (msgspec.DecodeError, RecursionError):
         return _split_slowly(frame)
 
@@ -85,17 +127,30 @@ def _split_slowly(frame: bytes) -> list[Element] | None:
     """Split a frame that msgspec refuses: one with half of a surrogate pair is JSON all the same."""
     try:
         texts = elements(frame) if frame.lstrip(b" \t\r\n")[:1] == b"[" else [frame]
-        return [(msgspec.convert(json.loads(text), Head), text) for text in texts]
+        return [_element(msgspec.convert(json.loads(text), Head), text) for text in texts]
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
 
 
-def resumed(text: bytes) -> list[Element]:
-    """Return the sessions of a resume, each with the text of its entry; none for one that its reader refuses."""
+def _element(head: Head, text: bytes) -> Element:
     try:
-        return [(Head("resume", _ENTRY.decode(raw).sid), bytes(raw)) for raw in _RESUME.decode(text).data]
+        if head.type == "resume":
+            return Element(head, text, [(_ENTRY.decode(raw).sid, bytes(raw)) for raw in _RESUME.decode(text).data])
+        if head.type == "part" and head.sid is None:
+            return Element(head, text, part=_PART.decode(text))
     except (msgspec.DecodeError, RecursionError):
-        return []
+        pass  # its reader answers with an error
+    return Element(head, text)
+
+
+async def _split(frame: bytes) -> list[Element] | None:
+    """Return what `split` returns; a long frame is split on a thread."""
+    return split(frame) if len(frame) <= SPLIT_BYTES else await asyncio.to_thread(split, frame)
+
+
+def names_sessions(frame: bytes) -> bool:
+    """Return whether a frame may open or resume a session: it has such a word, or an escape that may hide one."""
+    return any(word in frame for word in (b"open", b"resume", b"part", b"\\u00"))
 
 
 def resume_of(entries: Sequence[bytes]) -> bytes:
@@ -129,13 +184,17 @@ class Relay:
         member: This worker.
         socket: The client's socket.
         handshake: The same socket, with the headers of its handshake.
+        limits: Bounds of the socket's frames.
     """
 
-    def __init__(self, member: Owners, socket: WebSocket, handshake: HTTPConnection) -> None:
+    def __init__(self, member: Owners, socket: WebSocket, handshake: HTTPConnection, limits: ServerLimits) -> None:
         self._member = member
         self._socket = socket
         self._handshake = handshake
+        self._limits = limits
         self._elsewhere: dict[str, int] = {}
+        self._here: set[str] = set()
+        self._assembly = Assembly(limits.max_frame)
         self._links: dict[int, ClientConnection] = {}
         self._pumps: set[asyncio.Task[None]] = set()
 
@@ -146,51 +205,76 @@ class Relay:
             JournalUnavailable: Another worker does not answer.
         """
         text = frame.encode() if isinstance(frame, str) else frame
-        found = split(text)
-        if found is None:
+        if not self._elsewhere and not names_sessions(text):
             return frame
-        attached = [head.sid for head, _ in found if head.type == "open" and head.sid]
-        resumes = [
-            sid for head, raw in found if head.type == "resume" for entry, _ in resumed(raw) if (sid := entry.sid)
-        ]
-        if attached or resumes:
-            await self._find(attached, resumes)
-        if not self._elsewhere:
+        found = await _split(text)
+        if found is None or len(found) > self._limits.max_elements:
             return frame
+        holds_parts = any(element.part is not None for element in found)
+        if holds_parts:
+            found = [whole for element in found if (whole := await self._assembled(element)) is not None]
+        await self._find(found)
         here: list[bytes] = []
         there: dict[int, list[bytes]] = {}
-        for head, raw in found:
-            if head.type == "resume" and (entries := resumed(raw)):
-                self._share(entries, here, there)
+        for element in found:
+            if element.entries:
+                self._share(element.entries, here, there)
                 continue
-            owner = self._elsewhere.get(head.sid) if head.sid is not None else None
-            (here if owner is None else there.setdefault(owner, [])).append(raw)
+            owner = self._elsewhere.get(element.head.sid) if element.head.sid is not None else None
+            (here if owner is None else there.setdefault(owner, [])).append(element.text)
         for owner, envelopes in there.items():
             await self._send(owner, envelopes)
-        if not there:
+        if not there and not holds_parts:
             return frame
         return b"[" + b",".join(here) + b"]" if here else None
 
-    async def _find(self, opened: Sequence[str], resumed: Sequence[str]) -> None:
+    async def _assembled(self, element: Element) -> Element | None:
+        """Return an envelope, or what a part that names no session makes with those before it; None until it is whole.
+
+        A part that is wrong, or makes no envelope, is left to its reader, which answers with an error.
+        """
+        part = element.part
+        if part is None:
+            return element
+        try:
+            text = self._assembly.add((part.id, part.q), part.data.n, part.data.of, part.data.text)
+        except (InvalidEnvelope, FrameTooLarge, Overloaded):
+            return element
+        if text is None:
+            return None
+        whole = await _split(text)
+        return whole[0] if whole is not None and len(whole) == 1 and whole[0].head.type != "part" else element
+
+    async def _find(self, found: Sequence[Element]) -> None:
         """Find out who has the sessions that are opened or resumed.
 
         One that is opened is new, unless the board has its sid: an open is only sent again while its client waits for
-        the answer. One that is resumed may be older than what the board has.
+        the answer. One that is resumed may be older than what the board has, and so may one whose open comes in parts.
         """
+        opened = [head.sid for head, *_ in found if head.type == "open" and head.sid]
+        resumed = [sid for element in found for sid, _ in element.entries if sid]
+        for head, *_ in found:
+            if head.type == "part" and head.sid and head.sid not in self._here and head.sid not in self._elsewhere:
+                resumed.append(head.sid)
+        if not opened and not resumed:
+            return
         member = self._member
         owners = await member.owners_of(resumed)
         await member.all_started()
         owners |= {sid: owner for sid in opened if (owner := member.owner_of(sid)) is not None}
+        if len(self._here) > RECENT_SIDS:
+            self._here.clear()
         for sid in (*opened, *resumed):
             if owners.get(sid, member.worker) == member.worker:
                 self._elsewhere.pop(sid, None)
+                self._here.add(sid)
             else:
                 self._elsewhere[sid] = owners[sid]
 
-    def _share(self, entries: Sequence[Element], here: list[bytes], there: dict[int, list[bytes]]) -> None:
+    def _share(self, entries: Sequence[tuple[str, bytes]], here: list[bytes], there: dict[int, list[bytes]]) -> None:
         parts: dict[int | None, list[bytes]] = {}
-        for entry, raw in entries:
-            parts.setdefault(self._elsewhere.get(entry.sid or ""), []).append(raw)
+        for sid, raw in entries:
+            parts.setdefault(self._elsewhere.get(sid), []).append(raw)
         for owner, own in parts.items():
             (here if owner is None else there.setdefault(owner, [])).append(resume_of(own))
 

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from starlette.websockets import WebSocket
 
+from errata_protocol.capabilities import ServerLimits
+
 from .capacity import Capacity
 
 PASSED_ON = "errata_fleet"
@@ -39,12 +41,13 @@ class Fleet(Protocol):
     def capacity(self, environment: str, limit: int | None) -> Capacity:
         """Return the capacity of an environment, which counts the instances of all workers."""
 
-    def relay(self, socket: WebSocket, handshake: WebSocket) -> SocketRelay:
+    def relay(self, socket: WebSocket, handshake: WebSocket, limits: ServerLimits) -> SocketRelay:
         """Return the relay of a multiplexed socket.
 
         Args:
             socket: The accepted socket.
             handshake: The same socket, with the headers of its handshake.
+            limits: Bounds of the socket's frames.
         """
 
     def closes_groups(self, environment: str, close: Callable[[str, str | None], Awaitable[int]]) -> None:
