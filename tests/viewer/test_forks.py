@@ -25,7 +25,7 @@ from ..browser.chromium import Page
 from ..server.local_server import LocalServer, serving
 from .test_episode import SHELL
 from .test_login import log_in
-from .visits import IN_CHROMIUM, press
+from .visits import IN_CHROMIUM, press, shown
 
 pytestmark = IN_CHROMIUM
 
@@ -192,6 +192,19 @@ async def played(server: LocalServer) -> str:
         return str(env.eid)
 
 
+async def look(page: Page, url: str, eid: str, t: int) -> None:
+    """Open the page of a turn, and wait until it is shown and its digest is checked."""
+    await page.open(f"{url}/viewer/#{eid}/{t}")
+    await shown(page, t)
+
+
+async def end_fork(page: Page, says: str) -> None:
+    """Press the button that ends the fork, and the one that it asks with; wait for what the page says then."""
+    await page.click(BUTTON % "end this fork")
+    await page.click(BUTTON % "end it")
+    await page.until(f"document.querySelector('.made').innerText.includes('{says}')")
+
+
 async def fork_here(page: Page) -> tuple[str, str, str, str]:
     """Press the button, and the one that it asks with; return the eid of the fork and the commands."""
     await page.click(BUTTON % "fork here")
@@ -209,8 +222,7 @@ def run(*command: str) -> str:
 
 
 async def test_a_fork_is_made_at_a_turn_and_its_commands_play_it(server: LocalServer, played: str, page: Page) -> None:
-    await page.open(f"{server.url}/viewer/#{played}/2")
-    await page.until("document.querySelector('.digest.same')")
+    await look(page, server.url, played, 2)
     eid, python, shell, curl = await fork_here(page)
     assert "no such thing: it!" in run(sys.executable, "-c", python)
     async with Episodes(server.url) as episodes:
@@ -228,17 +240,14 @@ async def test_a_fork_is_made_at_a_turn_and_its_commands_play_it(server: LocalSe
 async def test_a_fork_is_ended_where_it_was_made_once_it_is_asked_for_twice(
     server: LocalServer, played: str, page: Page
 ) -> None:
-    await page.open(f"{server.url}/viewer/#{played}/2")
-    await page.until("document.querySelector('.digest.same')")
+    await look(page, server.url, played, 2)
     eid, _, shell, _ = await fork_here(page)
     assert "no such thing: it!" in run("bash", "-c", shell)
     await page.click(BUTTON % "end this fork")
     await page.click(BUTTON % "cancel")
     async with Episodes(server.url) as episodes:
         assert (await episodes.episode(eid)).status != "closed"
-        await page.click(BUTTON % "end this fork")
-        await page.click(BUTTON % "end it")
-        await page.until("document.querySelector('.made').innerText.includes('the fork has ended')")
+        await end_fork(page, "the fork has ended")
         assert (await episodes.episode(eid)).status == "closed"
         assert (await episodes.turns(eid)).deliveries == 2
 
@@ -246,15 +255,12 @@ async def test_a_fork_is_ended_where_it_was_made_once_it_is_asked_for_twice(
 async def test_a_fork_that_somebody_plays_ends_with_their_connection(
     server: LocalServer, played: str, page: Page
 ) -> None:
-    await page.open(f"{server.url}/viewer/#{played}/2")
-    await page.until("document.querySelector('.digest.same')")
+    await look(page, server.url, played, 2)
     eid, _, _, curl = await fork_here(page)
     session_id = json.loads(run("bash", "-c", curl))["session_id"]
     async with Episodes(server.url) as episodes, ErrataClient(server.url, session_id=session_id) as env:
         await env.state()
-        await page.click(BUTTON % "end this fork")
-        await page.click(BUTTON % "end it")
-        await page.until("document.querySelector('.made').innerText.includes('it ends with that connection')")
+        await end_fork(page, "it ends with that connection")
         assert (await episodes.episode(eid)).status == "open"
     await page.click("document.querySelector('.made .eid')")
     status = "[...document.querySelectorAll('header dt')].find((each) => each.innerText === 'status')"
@@ -262,8 +268,7 @@ async def test_a_fork_that_somebody_plays_ends_with_their_connection(
 
 
 async def test_an_end_that_is_refused_says_why(server: LocalServer, played: str, page: Page) -> None:
-    await page.open(f"{server.url}/viewer/#{played}/2")
-    await page.until("document.querySelector('.digest.same')")
+    await look(page, server.url, played, 2)
     await fork_here(page)
     await page.evaluate(
         "void (globalThis.fetch = ((ask) => (url, how) => ask(url, how?.body"
@@ -276,8 +281,7 @@ async def test_an_end_that_is_refused_says_why(server: LocalServer, played: str,
 
 
 async def test_nothing_is_forked_before_it_is_asked_for_twice(server: LocalServer, played: str, page: Page) -> None:
-    await page.open(f"{server.url}/viewer/#{played}/2")
-    await page.until("document.querySelector('.digest.same')")
+    await look(page, server.url, played, 2)
     await page.click(BUTTON % "fork here")
     assert "goes on from t=2" in await page.until("document.querySelector('.fork p')?.innerText")
     await page.click(BUTTON % "cancel")
@@ -298,8 +302,7 @@ async def test_an_episode_names_its_forks_and_a_fork_what_it_began_with(family: 
     await page.until("document.querySelector('.digest.same')")
     await page.quiet()
     await page.open("about:blank")
-    await page.open(f"{family.url}/viewer/#{family.grandchild}/0")
-    await page.until("document.querySelector('.digest.same')")
+    await look(page, family.url, family.grandchild, 0)
     for part in (".row .what", ".turn .fields, .turn .output"):
         said = await page.evaluate(f"document.querySelector('{part}').innerText")
         assert f"of {family.child} at t=1" in said, part
@@ -309,8 +312,7 @@ async def test_an_episode_names_its_forks_and_a_fork_what_it_began_with(family: 
 
 
 async def test_a_fork_of_the_last_turn_shows_its_state(server: LocalServer, played: str, page: Page) -> None:
-    await page.open(f"{server.url}/viewer/#{played}/3")
-    await page.until("document.querySelector('.digest.same')")
+    await look(page, server.url, played, 3)
     _, python, shell, _ = await fork_here(page)
     assert "step_count" in run(sys.executable, "-c", python) and "step_count" in run("bash", "-c", shell)
     await page.click(BUTTON % "close")
@@ -345,8 +347,7 @@ async def test_forks_of_several_environments_are_played_at_their_own_address(tmp
             await env.reset()
             await env.step({"command": "'$(id)\x1b\u202e🎉"})
             eid = env.eid
-        await page.open(f"{server.url}/viewer/#{eid}/0")
-        await page.until("document.querySelector('.digest.same')")
+        await look(page, server.url, eid, 0)
         child, python, shell, _ = await fork_here(page)
         assert (python + shell).isascii() and "\x1b" not in python + shell
         for output in (run(sys.executable, "-c", python), run("bash", "-c", shell)):
@@ -366,8 +367,7 @@ async def test_a_value_of_json_is_the_same_in_python(family: Family, page: Page)
 async def test_what_is_read_only_has_no_button(family: Family, data_dir: Path, page: Page) -> None:
     app = journal_app({data_dir: runtime_for_reading(data_dir)}, Settings(), changes=Changes())
     with serving(app) as url:
-        await page.open(f"{url}/viewer/#{family.parent}/3")
-        await page.until("document.querySelector('.digest.same')")
+        await look(page, url, family.parent, 3)
         await page.quiet()
         assert await page.evaluate(f"{BUTTON % 'fork here'} === undefined")
         await page.evaluate(f"location.hash = 'forks/{family.parent}'")
@@ -376,8 +376,7 @@ async def test_what_is_read_only_has_no_button(family: Family, data_dir: Path, p
 
 
 async def test_a_refused_fork_says_why(family: Family, page: Page) -> None:
-    await page.open(f"{family.url}/viewer/#{family.parent}/3")
-    await page.until("document.querySelector('.digest.same')")
+    await look(page, family.url, family.parent, 3)
     other_body = "((ask) => (url, how) => ask(url, how?.body ? {...how, body: '{}'} : how))(fetch)"
     await page.evaluate(f"void (globalThis.fetch = {other_body})")
     await page.click(BUTTON % "fork here")
