@@ -23,6 +23,34 @@ COMMANDS = [*WRONG, *HOSTILE, "colours", "lines", "long", "done"]
 OUTPUT = "document.querySelector('pre[aria-label=\"output\"]')"
 
 
+SCROLLED = """(async () => {
+  const { html, render } = await import("./html.js");
+  const { Timeline } = await import("./timeline.js");
+  const turn = { kind: "step", action: "ls", error_kind: null, done: false, reward: null, duration_s: null };
+  const turns = Array.from({ length: 2000 }, (_, t) => ({ ...turn, t }));
+  let renders = 0;
+  turns.slice = (...span) => (renders++, Array.prototype.slice.apply(turns, span));
+  const box = document.body.appendChild(document.createElement("div"));
+  render(html`<${Timeline} turns=${turns} chosen=${0} choose=${() => {}} />`, box);
+  const list = box.firstElementChild;
+  list.style = "height: 300px; border: 0";
+  const frames = async () => { for (let n = 0; n < 4; n++) await new Promise(requestAnimationFrame); };
+  window.scrolled = async (tops) => {
+    await frames();
+    renders = 0;
+    for (const top of tops) {
+      list.scrollTop = top;
+      list.dispatchEvent(new Event("scroll"));
+    }
+    await frames();
+    const rows = list.querySelectorAll(".row");
+    return { renders, first: rows[0].id, last: rows[rows.length - 1].id };
+  };
+})()"""
+"""Puts a timeline of 2,000 turns into the page, 10 rows of it in view. ``scrolled`` scrolls it to several places before
+the next frame, and returns how often it was rendered and which rows are there then."""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with LocalServer(SHELL, tmp_path_factory.mktemp("data")) as server:
@@ -128,6 +156,16 @@ async def test_the_chosen_turn_stays_in_view_when_the_window_gets_smaller(page: 
             "((list, row) => list.bottom < innerHeight + 2 && row.top > list.top - 2 && row.bottom < list.bottom + 2)"
             "(...['.timeline', '.row.chosen'].map((each) => document.querySelector(each).getBoundingClientRect()))"
         )
+
+
+async def test_a_scrolled_timeline_is_rendered_once_a_frame_and_only_for_other_rows(page: Page) -> None:
+    await page.evaluate(SCROLLED)
+    within_blocks, far, back = await page.evaluate(
+        "(async () => [await scrolled([10, 25, 59]), await scrolled([6000, 9000, 30000]), await scrolled([0])])()"
+    )
+    assert within_blocks == {"renders": 0, "first": "turn-0", "last": "turn-23"}
+    assert far == {"renders": 1, "first": "turn-984", "last": "turn-1031"}
+    assert back == {"renders": 1, "first": "turn-0", "last": "turn-23"}
 
 
 async def test_a_first_error_of_a_kind_has_an_address(page: Page) -> None:

@@ -5,22 +5,35 @@ import { Plain } from "./output.js";
 import { duration, number, oneLine } from "./text.js";
 
 const ROW = 30;
-const BEYOND = 12;
+/** Rows that come and go together; at least so many are there beyond each end of the view. */
+const BLOCK = 12;
 
 /**
  * @param {{turns: import("./api.js").Turn[], chosen: number, choose: (index: number) => void}} properties
  */
 export function Timeline({ turns, chosen, choose }) {
   const list = useRef(/** @type {HTMLDivElement | null} */ (null));
-  const [view, setView] = useState({ top: 0, height: 600 });
+  const frame = useRef(0);
+  const [view, setView] = useState(() => rows(0, 600));
   const measure = () => {
     const { scrollTop, clientHeight } = /** @type {HTMLDivElement} */ (list.current);
-    setView({ top: scrollTop, height: clientHeight });
+    const now = rows(scrollTop, clientHeight);
+    // The same object is no change, so nothing is rendered while the view stays between the same blocks.
+    setView((shown) => (shown.first === now.first && shown.last === now.last && shown.height === now.height ? shown : now));
+  };
+  const scrolled = () => {
+    frame.current ||= requestAnimationFrame(() => {
+      frame.current = 0;
+      measure();
+    });
   };
   useEffect(() => {
     const watch = new ResizeObserver(measure);
     watch.observe(/** @type {HTMLDivElement} */ (list.current));
-    return () => watch.disconnect();
+    return () => {
+      watch.disconnect();
+      cancelAnimationFrame(frame.current);
+    };
   }, []);
   useLayoutEffect(() => {
     const element = /** @type {HTMLDivElement} */ (list.current);
@@ -28,15 +41,24 @@ export function Timeline({ turns, chosen, choose }) {
     if (top < element.scrollTop) element.scrollTop = top;
     else if (bottom > element.scrollTop + element.clientHeight) element.scrollTop = bottom - element.clientHeight;
   }, [chosen, view.height]); // a list that gets smaller keeps the chosen turn in view
-  const first = Math.max(0, Math.floor(view.top / ROW) - BEYOND);
-  const last = Math.min(turns.length, Math.ceil((view.top + view.height) / ROW) + BEYOND);
+  const { first, last } = view;
   return html`
-    <div id="timeline" class="timeline" ref=${list} onScroll=${measure} role="listbox" tabindex="0" aria-label="Turns" aria-activedescendant=${`turn-${chosen}`}>
+    <div id="timeline" class="timeline" ref=${list} onScroll=${scrolled} role="listbox" tabindex="0" aria-label="Turns" aria-activedescendant=${`turn-${chosen}`}>
       <div class="all" style=${{ height: `${turns.length * ROW}px` }} role="presentation">
         ${turns.slice(first, last).map((turn, index) => html`<${Row} key=${turn.t} turn=${turn} index=${first + index} of=${turns.length} chosen=${first + index === chosen} choose=${choose} />`)}
       </div>
     </div>
   `;
+}
+
+/**
+ * Return which rows are in the document: whole blocks, one more than is seen at each end.
+ * @param {number} top Where the view begins, pixels.
+ * @param {number} height
+ */
+function rows(top, height) {
+  const block = ROW * BLOCK;
+  return { first: Math.max(0, Math.floor(top / block) - 1) * BLOCK, last: (Math.ceil((top + height) / block) + 1) * BLOCK, height };
 }
 
 /**
