@@ -21,7 +21,7 @@ from errata_protocol.errors import (
     ServiceError,
     UnknownEpisode,
 )
-from errata_protocol.labels import NO_LABELS, Labels
+from errata_protocol.labels import EXTENSION, NO_LABELS, VERSION, Labels
 from errata_protocol.replay import EpisodePage, Kind, StateAt
 
 from .connections.connection import Connection
@@ -199,7 +199,8 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         rollouts they belong to. The environment does not see them, and a server that does not know them gets none.
 
         On a multiplexed connection, as by default, they can be set before each reset. On a plain socket they are those
-        that the session was opened with, and a reset with others is an InvalidRequest. A fork has its parent's.
+        that the session was opened with, and a reset with others is an InvalidRequest. A fork has its parent's, unless
+        `fork` is given others.
         """
         return self._labels
 
@@ -322,23 +323,26 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         at = f"eid={self.eid!r}, t={self.t}" if self.eid is not None else "no episode"
         return f"<{type(self).__name__} {without_secrets(self._base_url)}: {at}>"
 
-    async def fork(self, t: int, *, eid: str | None = None) -> ErrataClient[ActT, ObsT, StateT]:
+    async def fork(
+        self, t: int, *, eid: str | None = None, labels: Labels | None = None
+    ) -> ErrataClient[ActT, ObsT, StateT]:
         """Start another session from delivery ``t``. This session is not changed.
 
         Args:
             t: The delivery that is the child's t=0.
             eid: Episode to fork; None is the running one. It may have ended.
+            labels: All labels of the child, so ``Labels()`` for none; None gives it the parent's.
 
         Returns:
             A connected client of the same class and parameters. It needs no reset, and is closed when this client is.
 
         Raises:
-            NotSupported: The server cannot fork.
+            NotSupported: The server cannot fork, or takes no labels for forks.
             StateOutOfRange: The episode has no delivery ``t``.
             NoReset: No episode is running.
         """
         self._enter()
-        child = await self._forked(t, eid)
+        child = await self._forked(t, eid, labels)
         try:
             await child.connect()
         except BaseException:
@@ -508,16 +512,20 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
         child._plain, child._mux = PlainDoor(child, child._log, durable=self._durable), child._new_mux()
         return child
 
-    async def _forked(self, t: int, eid: str | None) -> ErrataClient[ActT, ObsT, StateT]:
+    async def _forked(self, t: int, eid: str | None, labels: Labels | None) -> ErrataClient[ActT, ObsT, StateT]:
         """Fork on the server and return a client of the child that is not connected yet."""
         await self._ensure_probed()
         if not self._offers("fork"):
             raise NotSupported(f"this server cannot fork an episode: {why_no_fork(self._capabilities)}")
+        if labels is not None and not self._offers(EXTENSION, VERSION):
+            raise NotSupported("this server gives a fork the labels of its parent: leave labels out")
         target = eid if eid is not None else self._log.eid
         if target is None:
             raise NoReset("no episode is running here: call reset() first, or name an eid")
         child = self._create_session_client()
-        reply = await self._door.fork(t, eid, target, ChildDoors(child._plain, child._mux))
+        if labels is not None:
+            child.labels = labels
+        reply = await self._door.fork(t, eid, target, ChildDoors(child._plain, child._mux), labels)
         child._log.add(self._lineage.ancestors(target, t))
         child._log.read_key = reply.read_key
         child._log.move(reply.eid, reply.t)

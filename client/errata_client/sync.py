@@ -134,13 +134,15 @@ class SyncErrataClient(SyncEnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, St
     def __repr__(self) -> str:
         return f"{self._async!r}.sync()"
 
-    def fork(self, t: int, *, eid: str | None = None) -> SyncErrataClient[ActT, ObsT, StateT]:
+    def fork(
+        self, t: int, *, eid: str | None = None, labels: Labels | None = None
+    ) -> SyncErrataClient[ActT, ObsT, StateT]:
         """Start another session from delivery ``t``. See `ErrataClient.fork`.
 
         Returns:
             A connected blocking client, closed with this one.
         """
-        child: ErrataClient[ActT, ObsT, StateT] = self._run(self._async._forked(t, eid))
+        child: ErrataClient[ActT, ObsT, StateT] = self._run(self._async._forked(t, eid, labels))
         return self._adopt(child)
 
     def new_session(self) -> SyncErrataClient[ActT, ObsT, StateT]:

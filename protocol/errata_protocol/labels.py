@@ -20,6 +20,9 @@ HEADER = "X-Errata-Labels"
 EXTENSION = "labels"
 """Name in ``extensions`` of a server that takes labels."""
 
+VERSION = 2
+"""Version of that extension. Since 2 a fork takes labels, too; a server with version 1 ignores those on a socket."""
+
 MAX_LABEL = 128
 """Longest text of a label, in characters."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from .errors import UnknownEpisode
+from .labels import MAX_LABEL, MAX_STEP, Labels
 from .markers import ErrorSite
 from .names import EPISODE
 
 Kind = Literal["reset", "step", "mcp"]
+Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,34 @@ class DeliveryRequest(BaseModel):
     t: int = Field(ge=0, lt=2**53)
 
 
+class LabelsData(BaseModel):
+    """Labels of episodes (`errata_protocol.labels.Labels`)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    group: Label | None = None
+    step: Annotated[int, Field(ge=0, le=MAX_STEP)] | None = None
+    run: Label | None = None
+
+    def labels(self) -> Labels:
+        """Return them as `Labels`."""
+        return Labels(group=self.group, step=self.step, run=self.run)
+
+
 class ForkRequest(BaseModel):
-    """Body of ``POST /episodes/{eid}/fork``. The same ``request_id`` always names the same child."""
+    """Body of ``POST /episodes/{eid}/fork``. The same ``request_id`` always names the same child.
+
+    Attributes:
+        t: Delivery to continue from.
+        request_id: Name of the request, chosen by the client.
+        labels: All labels of the child, so none where it is empty; None gives it the parent's.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     t: int = Field(ge=0, lt=2**53)
     request_id: str = Field(min_length=1, max_length=255)
+    labels: LabelsData | None = None
 
 
 class Origin(BaseModel):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.labels import MAX_HEADER, MAX_LABEL, NO_LABELS, Labels, labels_of
@@ -71,6 +72,14 @@ def test_each_label_replaces_the_one_of_its_name() -> None:
     assert of_session.updated(NO_LABELS) == of_session == NO_LABELS.updated(of_session)
     assert bool(Labels(step=0)) and not NO_LABELS
     assert labels_of({"run": None}) == NO_LABELS
+
+
+@pytest.mark.parametrize("labels", [None, NO_LABELS, Labels(run="r")], ids=["absent", "none", "one"])
+def test_a_fork_says_whether_it_has_labels_of_its_own(labels: Labels | None) -> None:
+    request = ClientRequest("fork", b"{}", None, None)
+    request.labels = labels
+    (found,) = read_frame(request.envelope(SID, 1))
+    assert not isinstance(found, Malformed) and found[0].labels == (UNSET if labels is None else labels)
 
 
 def test_the_longest_labels_fit_into_a_header_and_into_what_an_envelope_may_add() -> None:

@@ -15,8 +15,8 @@ from starlette.websockets import WebSocketDisconnect
 from errata_client import EnvPool, Episodes, ErrataClient
 from errata_protocol.bundle import EpisodeRecord, parse_line
 from errata_protocol.episode_lists import EpisodeFilter
-from errata_protocol.errors import InvalidRequest
-from errata_protocol.labels import HEADER, MAX_HEADER, NO_LABELS, Labels
+from errata_protocol.errors import InvalidRequest, NotSupported
+from errata_protocol.labels import HEADER, MAX_HEADER, NO_LABELS, VERSION, Labels
 from errata_server.app import create_fastapi_app
 from errata_server.journal import IndexedJournal, ReadOnlyJournal
 from errata_server.journal.base import EpisodeRow, SessionRow
@@ -118,6 +118,62 @@ async def test_a_plain_socket_has_the_labels_that_it_was_opened_with(tmp_path: P
                 await client.end_session()
 
 
+@pytest.mark.parametrize("given", [NO_LABELS, Labels(run="look")], ids=["none", "others"])
+@pytest.mark.parametrize("how", [{}, {"mux": False}, {"durable": True}], ids=["mux", "plain", "durable"])
+async def test_a_fork_and_its_resets_have_the_labels_that_it_was_given_and_no_others(
+    tmp_path: Path, how: dict[str, Any], given: Labels
+) -> None:
+    with LocalServer(COUNT, tmp_path) as server:
+        async with ErrataClient(server.url, labels=FIRST, **how) as client:
+            await client.reset()
+            child = await client.fork(0, labels=given)
+            assert labels_at(server.url, child.eid) == child.labels == given
+            grandchild = await child.fork(0)
+            assert labels_at(server.url, grandchild.eid) == given
+            await child.reset()
+            assert labels_at(server.url, child.eid) == given
+            assert client.labels == FIRST
+            with pytest.raises(TypeError, match="Labels"):
+                await client.fork(0, labels={})  # type: ignore[arg-type]
+        async with Episodes(server.url) as episodes:
+            for wanted in (EpisodeFilter(group=FIRST.group), EpisodeFilter(run=FIRST.run), EpisodeFilter(step=3)):
+                (bucket,) = (await episodes.aggregates(bucket_s=10_000_000, wanted=wanted)).buckets
+                assert bucket.episodes == 1
+
+
+def test_a_blocking_client_gives_a_fork_labels(tmp_path: Path) -> None:
+    with LocalServer(COUNT, tmp_path) as server, ErrataClient(server.url, labels=FIRST).sync() as client:
+        client.reset()
+        with client.fork(0, labels=NO_LABELS) as child:
+            assert labels_at(server.url, child.eid) == child.labels == NO_LABELS
+
+
+async def test_a_session_of_a_fork_keeps_its_labels_over_a_restart(tmp_path: Path) -> None:
+    with LocalServer(COUNT, tmp_path) as server:
+        async with ErrataClient(server.url, labels=FIRST, durable=True, mux=True) as client:
+            await client.reset()
+            ticket = (await client.fork(0, labels=NO_LABELS)).ticket()
+    with LocalServer(COUNT, tmp_path) as server:
+        async with ErrataClient.resume(server.url, ticket) as child:
+            assert labels_at(server.url, child.eid) == NO_LABELS
+            await child.reset()
+            assert labels_at(server.url, child.eid) == NO_LABELS
+            await child.end_session()
+
+
+async def test_a_server_that_ignores_the_labels_of_forks_is_asked_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("errata_protocol.labels.VERSION", 1)
+    with LocalServer(COUNT, tmp_path) as server:
+        async with ErrataClient(server.url, labels=FIRST) as client:
+            await client.reset()
+            with pytest.raises(NotSupported, match="leave labels out"):
+                await client.fork(0, labels=NO_LABELS)
+            child = await client.fork(0)
+            assert labels_at(server.url, child.eid) == FIRST
+
+
 class Adding(ToolsEnvironment):
     """Has one tool."""
 
@@ -217,6 +273,30 @@ def test_a_header_labels_the_sessions_that_http_and_plain_sockets_make() -> None
         assert client.get("/episodes", params={"step": "x"}).status_code == 422
 
 
+def test_a_fork_over_http_has_the_labels_of_its_first_request() -> None:
+    create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
+    with client_of_app() as client:
+        made = client.post("/mcp", json=create, headers={HEADER: FIRST.header()}).json()["result"]["session_id"]
+        with connect(client, f"/ws?session_id={made}") as socket:
+            eid = socket.ask("reset")["eid"]
+        route = f"/episodes/{eid}/fork"
+        look = client.post(route, json={"t": 0, "request_id": "look", "labels": {"run": "é", "step": 0}}).json()
+        assert labels_in(client.get(f"/episodes/{look['eid']}").json()) == Labels(run="é", step=0)
+        assert client.post(route, json={"t": 0, "request_id": "look", "labels": {}}).json() == look
+        assert client.post(route, json={"t": 0, "request_id": "look"}).json() == look
+        none = client.post(route, json={"t": 0, "request_id": "none", "labels": {"run": None}}).json()
+        assert labels_in(client.get(f"/episodes/{none['eid']}").json()) == NO_LABELS
+        same = client.post(route, json={"t": 0, "request_id": "same", "labels": None}).json()
+        assert labels_in(client.get(f"/episodes/{same['eid']}").json()) == FIRST
+        for wrong in ([], "r", {"run": ""}, {"step": "1"}, {"step": True}, {"epoch": 1}, {"group": "a\nb"}):
+            refused = client.post(route, json={"t": 0, "request_id": "wrong", "labels": wrong})
+            assert (refused.status_code, refused.json()["code"]) == (422, "VALIDATION_ERROR"), wrong
+        half = client.post(route, content=b'{"t":0,"request_id":"wrong","labels":{"run":"\\ud800"}}')
+        assert (half.status_code, half.json()["code"]) == (422, "VALIDATION_ERROR")
+        listed = client.get("/episodes", params={"origin": eid}).json()["episodes"]
+        assert {one["eid"] for one in listed} == {look["eid"], none["eid"], same["eid"]}
+
+
 @pytest.mark.parametrize("sent", ["{", "[]", '{"step":"1"}', '{"run":"a","run":"b"}', " " * (MAX_HEADER + 1), "", "é"])
 def test_a_header_without_labels_is_refused_before_a_session_is_made(sent: str) -> None:
     create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
@@ -231,7 +311,7 @@ def test_a_header_without_labels_is_refused_before_a_session_is_made(sent: str) 
                 socket.receive_text()
         twice = [(HEADER, "{}"), (HEADER, "{}")]
         assert "2 times" in client.post("/mcp", json=create, headers=twice).text
-        assert client.get("/capabilities").json()["extensions"]["labels"] == 1
+        assert client.get("/capabilities").json()["extensions"]["labels"] == VERSION
         assert client.post("/mcp", json={**create, "method": "tools/list"}, headers=headers).status_code == 200  # type: ignore[arg-type]
 
 

@@ -224,7 +224,7 @@ def test_a_pinned_environment_keeps_its_thread_and_offers_no_fork() -> None:
 def test_production_mode_has_no_replay() -> None:
     app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, mode="production")
     with TestClient(app) as client, connect(client) as socket:
-        assert socket.ask("capabilities")["data"]["extensions"] == {"error_markers": 2, "mux": 1, "labels": 1}
+        assert socket.ask("capabilities")["data"]["extensions"] == {"error_markers": 2, "mux": 1, "labels": 2}
         eid = socket.ask("reset", {})["eid"]
         assert socket.ask("state", {"t": 0})["data"]["code"] == "VALIDATION_ERROR"  # what a vanilla server answers
         for path in ("/episodes", f"/episodes/{eid}", f"/episodes/{eid}/states/0"):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from pydantic import SecretStr
 
 from errata_client import Episodes, ErrataClient
-from errata_protocol import EpisodeFilter
+from errata_protocol import EpisodeFilter, Labels
 from errata_server.cli.source import runtime_for_reading
 from errata_server.runtime.changes import Changes
 from errata_server.serve.journal_server import journal_app
@@ -185,8 +186,8 @@ async def test_a_long_line_of_forks_is_bounded_and_goes_up(server: LocalServer, 
 
 @pytest.fixture
 async def played(server: LocalServer) -> str:
-    """Return an episode of three steps, the last of which fails."""
-    async with ErrataClient(server.url) as env:
+    """Return an episode of three steps, the last of which fails; it is a rollout of a group of its own."""
+    async with ErrataClient(server.url, labels=Labels(run="r", step=1, group=str(uuid.uuid4()))) as env:
         await env.reset()
         await play(env, "a", "b", "fail it!")
         return str(env.eid)
@@ -235,6 +236,22 @@ async def test_a_fork_is_made_at_a_turn_and_its_commands_play_it(server: LocalSe
     assert json.loads(run("bash", "-c", curl))["eid"] == eid
     await page.click("document.querySelector('.made .eid')")
     await page.until(f"location.hash === '#{eid}' && document.querySelector('.row')?.ariaSetSize === '3'")
+
+
+async def test_a_fork_counts_in_no_sum_of_its_parents_group(server: LocalServer, played: str, page: Page) -> None:
+    await look(page, server.url, played, 2)
+    await page.click(BUTTON % "fork here")
+    assert "It has no labels" in await page.evaluate("document.querySelector('.fork p').innerText")
+    await page.click(BUTTON % "cancel")
+    eid, _, _, curl = await fork_here(page)
+    assert json.loads(run("bash", "-c", curl))["eid"] == eid
+    async with Episodes(server.url) as episodes:
+        group = (await episodes.episode(played)).group
+        assert group is not None
+        listed = (await episodes.episodes(wanted=EpisodeFilter(group=group))).episodes
+        assert [one.eid for one in listed] == [played]
+        fork = await episodes.episode(eid)
+        assert (fork.group, fork.step, fork.run) == (None, None, None)
 
 
 async def test_a_fork_is_ended_where_it_was_made_once_it_is_asked_for_twice(

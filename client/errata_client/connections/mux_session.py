@@ -223,7 +223,7 @@ class MuxSession:
         connection = self.connection
         connection.enter()
         session = self._live()
-        labels = self._labels() if kind == "reset" else NO_LABELS
+        labels = (self._labels() or None) if kind == "reset" else None
         request = connection.machine.request(session, kind, data, condition=condition, labels=labels)
         self._waiting[request] = done
         self.stats.requests += 1
@@ -259,7 +259,9 @@ class MuxSession:
         request = self.begin(kind, data, partial(resolve, replied))
         return await self._outcome(request, replied, timeout_s)
 
-    async def fork(self, t: int, eid: str | None, child: MuxSession, timeout_s: float) -> Replied:
+    async def fork(
+        self, t: int, eid: str | None, child: MuxSession, timeout_s: float, labels: Labels | None = None
+    ) -> Replied:
         """Fork an episode of this session at ``t``; ``child`` becomes the new session and is waited for.
 
         If the caller is cancelled or gets an error, nobody has the child: it is ended as soon as it exists.
@@ -269,6 +271,7 @@ class MuxSession:
             eid: Episode of this session; None is the running one.
             child: A session that was not opened.
             timeout_s: For the fork, and again for attaching the child.
+            labels: All labels of the child; None gives it the parent's.
 
         Raises:
             ErrataError, TimeoutError, ConnectionError: See `ask`.
@@ -277,7 +280,7 @@ class MuxSession:
         session = self._live()
         machine = self.connection.machine
         sid = named(shard_of(session.sid), secrets.token_urlsafe(24))  # a fork is where its parent is
-        request = machine.fork(session, t, sid, secrets.token_urlsafe(24), eid)
+        request = machine.fork(session, t, sid, secrets.token_urlsafe(24), eid, labels)
         replied: asyncio.Future[Replied] = asyncio.get_running_loop().create_future()
 
         def adopt(outcome: Outcome) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from errata_protocol.capabilities import Capabilities
+from errata_protocol.labels import Labels
 from errata_protocol.replay import ForkReply, Kind, StateAt
 
 from ..connections.mux_session import MuxSession
@@ -66,7 +67,9 @@ class Door(Protocol):
     async def state_at(self, t: int, eid: str | None) -> StateAt:
         """Return a delivery that the server has, verified by its digest; ``eid`` None is the running episode."""
 
-    async def fork(self, t: int, eid: str | None, target: str, child: ChildDoors) -> ForkReply:
+    async def fork(
+        self, t: int, eid: str | None, target: str, child: ChildDoors, labels: Labels | None = None
+    ) -> ForkReply:
         """Fork an episode on the server and give the new session to one of the doors of ``child``.
 
         Args:
@@ -74,6 +77,7 @@ class Door(Protocol):
             eid: Episode as the caller named it; None is the running one.
             target: The same episode, always by its key.
             child: The doors of the new session's client.
+            labels: All labels of the new session and its episode; None gives them the parent's.
         """
 
     async def rewards(self, eid: str) -> list[Reward]:
@@ -110,8 +114,10 @@ class ChildDoors:
     mux: Sharing
 
 
-async def fork_over_http(http: HttpDoor, eid: str, t: int, child: ChildDoors, *, durable: bool) -> ForkReply:
+async def fork_over_http(
+    http: HttpDoor, eid: str, t: int, child: ChildDoors, labels: Labels | None, *, durable: bool
+) -> ForkReply:
     """Fork an episode over HTTP and give the new session, a given-out one, to the plain door of ``child``."""
-    reply = await http.fork(eid, t, str(uuid.uuid4()))
+    reply = await http.fork(eid, t, str(uuid.uuid4()), labels)
     child.plain.attach_to(reply.session_id, ends_at_close=not durable)
     return reply

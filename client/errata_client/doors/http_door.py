@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
+import msgspec
 from pydantic import BaseModel, ValidationError
 
 from errata_protocol.capabilities import Capabilities
@@ -130,10 +131,16 @@ class HttpDoor:
         except SessionUnknown:
             pass
 
-    async def fork(self, eid: str, t: int, request_id: str) -> ForkReply:
+    async def fork(self, eid: str, t: int, request_id: str, labels: Labels | None = None) -> ForkReply:
         """Fork an episode at ``t``.
 
         A request whose connection fails is sent once more: the same ``request_id`` always gives the same child.
+
+        Args:
+            eid: The episode.
+            t: Delivery that is the child's t=0.
+            request_id: Name of the request, new for each child.
+            labels: All labels of the child; None gives it the parent's.
 
         Raises:
             ErrataError: The server's error, e.g. UnknownEpisode.
@@ -141,6 +148,8 @@ class HttpDoor:
             TimeoutError: No answer in time.
         """
         path, body = f"{episode_path(eid)}/fork", {"t": t, "request_id": request_id}
+        if labels is not None:
+            body["labels"] = msgspec.to_builtins(labels)
         try:
             response = await self._send("POST", path, body, eid=eid)
         except ConnectionError:

@@ -241,22 +241,24 @@ class MuxDoor:
             raise NotSupported("there is no multiplexed session to continue: connect() first, or use durable=True")
         return self.session.ticket()
 
-    async def fork(self, t: int, eid: str | None, target: str, child: ChildDoors) -> ForkReply:
+    async def fork(
+        self, t: int, eid: str | None, target: str, child: ChildDoors, labels: Labels | None = None
+    ) -> ForkReply:
         """See `Door.fork`. Episodes of other sessions are forked over HTTP."""
         try:
             if not self._is_elsewhere(eid):
-                return await self._fork(t, eid, child.mux)
+                return await self._fork(t, eid, child.mux, labels)
         except UnknownEpisode:  # a session knows only its own episodes, the HTTP routes know all
             if eid is None:
                 raise
-        return await fork_over_http(self._client._http(), target, t, child, durable=self._durable)
+        return await fork_over_http(self._client._http(), target, t, child, labels, durable=self._durable)
 
-    async def _fork(self, t: int, eid: str | None, child: Sharing) -> ForkReply:
+    async def _fork(self, t: int, eid: str | None, child: Sharing, labels: Labels | None) -> ForkReply:
         session, lease = self.session, self._lease
         assert session is not None and lease is not None
         forked = child.share(lease.share())
         try:
-            reply = await session.fork(t, eid, forked, self._client._message_timeout)
+            reply = await session.fork(t, eid, forked, self._client._message_timeout, labels)
         except BaseException:
             await child.leave(end=False)
             raise

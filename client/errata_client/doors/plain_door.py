@@ -92,7 +92,7 @@ class PlainDoor:
         """See `Attachable.attach_to`."""
         self._client._session_id = session_id
         self.ends_at_close = ends_at_close
-        self._labelled = self._client._labels  # a fork has those of its parent
+        self._labelled = self._client._labels  # those that the fork was given, or its parent has
 
     async def end_given_out(self) -> None:
         """Close the socket and end the given-out session, if it ``ends_at_close``; errors of that are ignored."""
@@ -132,9 +132,11 @@ class PlainDoor:
         assert target is not None
         return await self._client._http().state_at(target, t)
 
-    async def fork(self, t: int, eid: str | None, target: str, child: ChildDoors) -> ForkReply:
+    async def fork(
+        self, t: int, eid: str | None, target: str, child: ChildDoors, labels: Labels | None = None
+    ) -> ForkReply:
         """See `Door.fork`."""
-        return await fork_over_http(self._client._http(), target, t, child, durable=self._durable)
+        return await fork_over_http(self._client._http(), target, t, child, labels, durable=self._durable)
 
     async def rewards(self, eid: str) -> list[Reward]:
         """See `Door.rewards`."""

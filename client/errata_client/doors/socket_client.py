@@ -111,8 +111,8 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
             )
         return self._http_door
 
-    def _offers(self, extension: str) -> bool:
-        return self._capabilities is not None and self._capabilities.offers(extension)
+    def _offers(self, extension: str, version: int = 1) -> bool:
+        return self._capabilities is not None and self._capabilities.offers(extension, version)
 
     def _learn(self, capabilities: Capabilities | None) -> None:
         """Keep the server's capabilities; None for a vanilla server."""

@@ -106,7 +106,7 @@ class ClientProtocol(Receiving):
         *,
         condition: tuple[int, str | None] | None = None,
         deadline_ms: int | None = None,
-        labels: Labels = NO_LABELS,
+        labels: Labels | None = None,
     ) -> ClientRequest:
         """Queue a mutating request; it is sent when the session is attached and the limits allow.
 
@@ -116,7 +116,8 @@ class ClientProtocol(Receiving):
             data: JSON text; if the request is sent again, it has the same bytes.
             condition: (t, eid or None): the position that the session must have when the request starts.
             deadline_ms: Time limit in milliseconds from its arrival at the server, for waiting and execution together.
-            labels: Labels of the episode that a reset begins, as for `open`.
+            labels: Labels of the episode that a reset begins, as for `open`, or all those of a fork's child; None sends
+                none.
 
         Raises:
             InvalidRequest: ``data`` is not JSON, or its nesting is too deep.
@@ -151,7 +152,13 @@ class ClientProtocol(Receiving):
         self._send_unsent(session)
 
     def fork(
-        self, session: ClientSession, t: int, child_sid: str, child_key: str, eid: str | None = None
+        self,
+        session: ClientSession,
+        t: int,
+        child_sid: str,
+        child_key: str,
+        eid: str | None = None,
+        labels: Labels | None = None,
     ) -> ClientRequest:
         """Queue a fork. When its reply arrives, the child becomes a session of this client and is resumed.
 
@@ -161,6 +168,8 @@ class ClientProtocol(Receiving):
             child_sid: Session id of the child: random, as for `open`.
             child_key: Its key, likewise.
             eid: An earlier episode of the session; None for the current one.
+            labels: All labels of the child; None gives it the parent's. A server whose extension
+                `errata_protocol.labels.EXTENSION` has no version 2 ignores them.
 
         Raises:
             LocalProtocolError: This client has a session with that sid, or the parent has ended.
@@ -168,7 +177,7 @@ class ClientProtocol(Receiving):
         if child_sid in self.sessions:
             raise LocalProtocolError(f"session {child_sid[:6]}... is in use here")
         data = {"t": t, "child": {"sid": child_sid, "key": child_key}} | ({} if eid is None else {"eid": eid})
-        request = self.request(session, "fork", msgspec.json.encode(data))
+        request = self.request(session, "fork", msgspec.json.encode(data), labels=labels)
         request.child = (child_sid, child_key)
         return request
 

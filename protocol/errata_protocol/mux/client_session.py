@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..errors import ErrataError
-from ..labels import NO_LABELS
+from ..labels import NO_LABELS, Labels
 from .records import ReadKind, RequestKind
 from .state import State
 
@@ -56,7 +56,7 @@ class ClientRequest:
         self.deadline_ms = deadline_ms
         self.child: tuple[str, str] | None = None
         self.cancelled = False
-        self.labels = NO_LABELS
+        self.labels: Labels | None = None
 
     def envelope(self, sid: str, id: int) -> bytes:
         """Return the request's envelope, with the exact bytes of ``data``; a cancelled one has ``deadline_ms`` 0."""
@@ -68,7 +68,7 @@ class ClientRequest:
         deadline_ms = 0 if self.cancelled else self.deadline_ms
         if deadline_ms is not None:
             extra += f',"deadline_ms":{deadline_ms}'
-        if self.labels:
+        if self.labels is not None:
             extra += f',"labels":{msgspec.json.encode(self.labels).decode()}'
         return f'{{"sid":"{sid}","id":{id},"type":"{self.kind}"{extra},"data":'.encode() + self.data + b"}"
 

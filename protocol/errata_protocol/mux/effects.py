@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from ..labels import NO_LABELS, Labels
+from ..labels import Labels
 from .records import EncodedReply, ForkSpec, ReadKind, RequestKind
 from .server_session import FinalReplies, RepeatedRequest, ServerConnection, ServerSession
 
@@ -66,7 +66,8 @@ class RunRequest(Struct, frozen=True, gc=False):
         sha: sha256 of ``data`` as received.
         deadline: On the clock of the machine's ``now``; None without one.
         fork: What a fork asks for.
-        labels: Labels of the episode that a reset begins, beside those of the session.
+        labels: Labels that came with it: of a reset, those in place of the session's; of a fork, all of the child's.
+            None where there were none.
     """
 
     session: ServerSession
@@ -76,7 +77,7 @@ class RunRequest(Struct, frozen=True, gc=False):
     sha: bytes
     deadline: float | None = None
     fork: ForkSpec | None = None
-    labels: Labels = NO_LABELS
+    labels: Labels | None = None
 
 
 class RecordError(Struct, frozen=True):

@@ -28,16 +28,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from ..capabilities import Capabilities
 from ..errors import InvalidEnvelope
-from ..labels import MAX_LABEL
 from ..payload import DIGEST_PREFIX
-from ..replay import Kind, Origin
+from ..replay import Kind, LabelsData, Origin
 from .envelope import MAX_ID, refuse_duplicate_keys
 
 Sid = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{21,128}$")]
 Eid = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.~-]{1,128}$")]
 RequestId = Annotated[int, Field(ge=1, le=MAX_ID)]
 Count = Annotated[int, Field(ge=0, le=MAX_ID)]
-Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Digest = Annotated[str, Field(pattern=rf"^{DIGEST_PREFIX}[0-9a-f]{{64}}$")]
 
 
@@ -54,14 +52,6 @@ class ServerModel(BaseModel):
 
 
 # -- data of client messages ---------------------------------------------------------------------------------
-
-
-class LabelsData(ClientModel):
-    """Labels of episodes (`errata_protocol.labels.Labels`)."""
-
-    group: Label | None = None
-    step: Count | None = None
-    run: Label | None = None
 
 
 class OpenData(ClientModel):
@@ -214,6 +204,7 @@ class Fork(MutatingRequest):
     """Make a session that stands at one of this session's states."""
 
     type: Literal["fork"]
+    labels: LabelsData | None = None
     data: ForkData
 
 

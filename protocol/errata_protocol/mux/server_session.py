@@ -131,7 +131,7 @@ class Pending(Struct, eq=False, gc=False):
     cancelled: bool = False
     fork: ForkSpec | None = None
     refusal: ErrataError | None = None
-    labels: Labels = NO_LABELS
+    labels: Labels | None = None
 
     def count_on(self, connection: ServerConnection) -> None:
         """Count the request as in flight on ``connection``, the socket of its session."""

@@ -159,7 +159,7 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
     def capabilities(self, mode: ServerMode) -> Capabilities:
         """Return the answer to a capability probe in the given mode."""
         recovery = self.sessions.recovery
-        extensions = {"error_markers": markers.VERSION, "mux": 1, labels.EXTENSION: 1}
+        extensions = {"error_markers": markers.VERSION, "mux": 1, labels.EXTENSION: labels.VERSION}
         if mode is not ServerMode.PRODUCTION:
             extensions["state_at"] = 1
             extensions["delayed_rewards"] = 1

@@ -297,7 +297,7 @@ def _register_changes(app: FastAPI, runtime: Runtime, episodes: Episodes) -> Non
         try:
             asked = ForkRequest.model_validate(parse_object(await _message(request, MAX_FORK_BODY), MAX_FORK_BODY))
         except ValidationError as error:
-            raise _not_valid('a fork request is {"t": 5, "request_id": "..."}', error) from error
+            raise _not_valid('a fork request is {"t": 5, "request_id": "..."}, and labels', error) from error
         return _json((await episodes.forks.fork(eid, asked, await owner(request, eid))).model_dump(mode="json"))
 
     @app.post("/episodes/{eid}/rewards", **_EPISODES)

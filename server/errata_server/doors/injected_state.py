@@ -8,7 +8,7 @@ from errata_protocol.errors import SessionUnknown, UnknownEpisode
 from errata_protocol.labels import NO_LABELS, Labels
 
 from ..episodes.forks import Forks
-from ..journal.base import DeliveryRow, Record
+from ..journal.base import DeliveryRow, Record, label_fields
 from ..runtime.rows import Admitted, forked_row
 from ..runtime.runtime import Runtime
 from ..sessions.session import Session
@@ -49,8 +49,9 @@ async def reset_to(
     """
     eid, t = place
     parent = await runtime.store.owned_delivery(eid, t, session.row.principal)
-    child = await forks.child(parent, session.sid, admitted.request, labels=labels)
+    child = await forks.child(parent, session.sid, admitted.request)
     forked_session, episode, _ = child.records
+    episode = replace(episode, **label_fields(episode.labels.updated(labels)))
     if forked_session.environment != session.row.environment:
         raise UnknownEpisode(eid)  # another environment of this server cannot restore its states
     row = forked_row(parent, replace(admitted, eid=child.eid, t=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from errata_protocol.errors import Conflict, NotSupported, UnknownEpisode
-from errata_protocol.labels import NO_LABELS, Labels
+from errata_protocol.labels import Labels
 from errata_protocol.replay import ForkReply, ForkRequest, Origin
 
 from ..clock import Clock
@@ -46,7 +46,7 @@ class Forks:
 
         Args:
             eid: Id of the episode.
-            request: Delivery to continue from, and the request_id.
+            request: Delivery to continue from, the request_id and the labels.
             principal: Owner of the episode.
 
         Raises:
@@ -60,8 +60,9 @@ class Forks:
         if earlier is not None:
             return await self._same_child(earlier, eid, request)
         sid = self._ids.session()
-        asked = request.model_dump_json().encode()
-        child = await self.child(parent, sid, asked, fork_request=request.request_id)
+        asked = request.model_dump_json(exclude_none=True).encode()
+        labels = None if request.labels is None else request.labels.labels()
+        child = await self.child(parent, sid, asked, fork_request=request.request_id, labels=labels)
         await self._store.wait_until_writable()
         try:
             await self._store.commit(*child.records)
@@ -81,7 +82,7 @@ class Forks:
         fork_request: str | None = None,
         key_hash: bytes | None = None,
         group: str | None = None,
-        labels: Labels = NO_LABELS,
+        labels: Labels | None = None,
     ) -> Child:
         """Return the rows of a new session whose t=0 is the delivery ``parent``; does not commit them.
 
@@ -92,7 +93,7 @@ class Forks:
             fork_request: The ``request_id`` of the fork request.
             key_hash: Hash of the new session's key, if it is multiplexed.
             group: Group of the new session, if it is multiplexed.
-            labels: Labels of the new episode, and of later ones of its session, in place of the parent's.
+            labels: All labels of the new episode, and of later ones of its session; None gives them the parent's.
 
         Raises:
             NotSupported: The environment takes no snapshots and is not declared deterministic.
@@ -110,7 +111,7 @@ class Forks:
         episode = await self._store.episode(eid)
         if episode is None:
             raise UnknownEpisode(eid)
-        labels = episode.labels.updated(labels)
+        labels = episode.labels if labels is None else labels
         now = self._clock.time()
         session = SessionRow(
             sid=sid,

@@ -26,6 +26,7 @@ from errata_protocol.errors import (
 )
 from errata_protocol.exception_text import text_of
 from errata_protocol.json_text import MAX_VALUES
+from errata_protocol.labels import NO_LABELS
 from errata_protocol.mux import EncodedReply, RecordError, RunRequest, ServerSession, injected_fork
 
 from ...episodes.forks import Forks
@@ -232,7 +233,12 @@ class RequestRunner:
         if (fleet := self._sessions.runtime.fleet) is not None:
             fleet.took(fork.sid)
         child = await self._forks.child(
-            parent, journal_sid(fork.sid), run.data, key_hash=fork.key_hash, group=session.row.group
+            parent,
+            journal_sid(fork.sid),
+            run.data,
+            key_hash=fork.key_hash,
+            group=session.row.group,
+            labels=run.labels,
         )
         forked = {"sid": fork.sid, "eid": child.eid, "t": 0, "origin": {"eid": eid, "t": fork.t}}
         row = self._row(session, run, msgspec.json.encode(forked))
@@ -261,7 +267,9 @@ class RequestRunner:
         await reader.check(eid, sid=session.sid)
         admitted = self._admitted(session, run)
         return replayed_reply(
-            await reset_to(self._sessions.runtime, self._forks, session, admitted, (eid, t), labels=run.labels)
+            await reset_to(
+                self._sessions.runtime, self._forks, session, admitted, (eid, t), labels=run.labels or NO_LABELS
+            )
         )
 
     async def _close(self, session: Session, run: RunRequest) -> EncodedReply:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from errata_protocol.errors import EnvironmentOutputInvalid, ErrataError, InvalidRequest
 from errata_protocol.json_text import is_readable
+from errata_protocol.labels import NO_LABELS
 from errata_protocol.mux import EncodedReply, RecordedReply, RunRequest
 
 from ...journal.base import DeliveryRow
@@ -71,9 +72,8 @@ class RequestDecoder:
                 raise self._no_action(error) from error
             return Request("step", run.data, action=action, id=run.id, sha=run.sha, timeout_s=timeout_s)
         if run.kind == "reset":
-            return Request(
-                "reset", run.data, reset=data, id=run.id, sha=run.sha, timeout_s=timeout_s, labels=run.labels
-            )
+            labels = run.labels or NO_LABELS
+            return Request("reset", run.data, reset=data, id=run.id, sha=run.sha, timeout_s=timeout_s, labels=labels)
         rpc = parse_rpc(data)
         if not isinstance(rpc, JsonRpcRequest):
             raise RpcRefused(rpc)

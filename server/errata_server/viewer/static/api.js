@@ -181,14 +181,23 @@ export function forkAddress(eid) {
 }
 
 /**
+ * Return the request that forks an episode. The fork has no labels: it is no rollout of the training run.
+ * @param {number} t
+ * @param {string} request_id Asked again with the same one, the same fork is the answer.
+ */
+export function forking(t, request_id) {
+  return { t, request_id, labels: {} };
+}
+
+/**
  * Fork an episode.
  * @param {string} eid
  * @param {number} t
- * @param {string} request_id Asked again with the same one, the same fork is the answer.
+ * @param {string} request_id
  * @returns {Promise<Fork>}
  */
 export async function fork(eid, t, request_id) {
-  return (await ask(forkAddress(eid), undefined, { method: "POST", body: JSON.stringify({ t, request_id }), headers: { "Content-Type": "application/json" } })).json();
+  return (await ask(forkAddress(eid), undefined, { method: "POST", body: JSON.stringify(forking(t, request_id)), headers: { "Content-Type": "application/json" } })).json();
 }
 
 /**

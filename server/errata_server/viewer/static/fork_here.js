@@ -41,7 +41,7 @@ export function ForkHere({ eid, environment, turn, next }) {
   return html`
     <div class="fork">
       ${wanted === turn.t
-        ? html`<p>A new session that goes on from t=${turn.t}. It has the labels of its parent, and keeps a place on the server until it is closed or nobody has asked it for long. <button onClick=${fork}>make the fork</button> <button onClick=${() => setWanted(-1)}>cancel</button></p>`
+        ? html`<p>A new session that goes on from t=${turn.t}. It has no labels, so no sum of a group or run counts it. It keeps a place on the server until it is closed or nobody has asked it for long. <button onClick=${fork}>make the fork</button> <button onClick=${() => setWanted(-1)}>cancel</button></p>`
         : html`<button disabled=${asking} onClick=${() => setWanted(turn.t)}>fork here</button>`}
       ${failure && html`<${Trouble} text=${failure} />`}
       ${child && html`<${Commands} key=${child.eid} child=${child} server=${server} close=${() => setChild(null)} />`}
@@ -130,7 +130,7 @@ function shell(child, server, next) {
 function curl(child) {
   const { eid, t } = child.origin;
   const token = child.read_key ? "" : ' -H "Authorization: Bearer $ERRATA_TOKEN"';
-  return `curl -sS${token} -d ${quoted(JSON.stringify({ t, request_id: child.request_id }))} ${quoted(api.forkAddress(eid))}`;
+  return `curl -sS${token} -d ${quoted(JSON.stringify(api.forking(t, child.request_id)))} ${quoted(api.forkAddress(eid))}`;
 }
 
 /**
