@@ -31,6 +31,16 @@ def test_a_new_connection_goes_to_the_lesser_of_two() -> None:
     assert board.connections(1) == 2, "its owner knows better"
 
 
+def test_a_worker_is_silent_since_its_last_heartbeat() -> None:
+    clock = Clock()
+    board = Board(2, clock)
+    board.beat(1, 0)
+    clock.now += 5.0
+    assert board.silent_s(1) == 5.0
+    board.clear(1)
+    assert board.silent_s(1) == clock.now, "one that has ended has no last heartbeat"
+
+
 def test_a_burst_spreads_evenly_without_a_heartbeat() -> None:
     board = Board(4, Clock())
     for worker in range(4):

@@ -88,7 +88,11 @@ class Board:
 
     def is_alive(self, worker: int) -> bool:
         """Return whether a worker's event loop has run within `STALE_S`."""
-        return self._now() - self._head(worker)[0] <= STALE_S
+        return self.silent_s(worker) <= STALE_S
+
+    def silent_s(self, worker: int) -> float:
+        """Return how long a worker's event loop has not run, seconds; a worker that does not run has no last time."""
+        return self._now() - self._head(worker)[0]
 
     @property
     def all_started(self) -> bool:

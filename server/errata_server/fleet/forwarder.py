@@ -37,6 +37,9 @@ from .member import ASK_S, Member, unanswered
 from .origin import passed_on, restored
 from .routes import Merged, Of, Refused, Route, of_id, of_request
 
+LOOK_S = 1.0
+"""Time between two looks at whether a worker that is asked still runs, seconds."""
+
 MAX_BODY = 16 * 1024**2
 """Largest body that is read for whose it is, of a request to ``/mcp`` and of a list of episodes to delete, bytes."""
 
@@ -145,13 +148,20 @@ class Forwarder:
             httpx.URL("http://fleet").copy_with(raw_path=target),
             headers=headers,
             content=content,
-            # What one worker answers alone may take as long as it does there.
+            # What one worker answers alone may take as long as it does there, while its event loop runs.
             timeout=httpx.Timeout(ASK_S, read=None if stream else ASK_S),
         )
+        sending, looks = asyncio.ensure_future(client.send(made, stream=stream)), 0
         try:
-            return await client.send(made, stream=stream)
+            while not (await asyncio.wait({sending}, timeout=LOOK_S))[0]:
+                looks += 1
+                if looks * LOOK_S >= ASK_S and self._member.plan.board.silent_s(shard) >= ASK_S:
+                    raise unanswered(shard)
+            return sending.result()
         except httpx.HTTPError as error:
             raise unanswered(shard) from error
+        finally:
+            sending.cancel()
 
     async def _own(self, request: Request, content: bytes = b"") -> httpx.Response:
         """Return this worker's own answer to a request."""
