@@ -12,10 +12,8 @@ import fcntl
 import gc
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +30,9 @@ from .member import Plan
 from .worker import Worker
 
 log = logging.getLogger("errata.fleet")
+
+SOCKETS = "sockets"
+"""Name of the folder in `FOLDER` that has the Unix sockets on which workers ask each other."""
 
 STEADY_S = 10.0
 """How long a worker has to run for its next restart to be immediate, seconds."""
@@ -145,36 +146,53 @@ def _locked(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _plan(bind: Bind, names: Sequence[str], directories: Sequence[Path]) -> Iterator[Plan]:
-    """Make what the workers inherit; remove the sockets' directory afterwards, in this process only."""
-    own, folder = os.getpid(), Path(tempfile.mkdtemp(prefix="errata-fleet-"))  # 0700, and short: a path has 107 bytes
+    """Make what the workers inherit; the workers leave this, too, and keep it.
+
+    Raises:
+        JournalUnavailable: The data directory can have no Unix sockets.
+    """
+    own, listening = os.getpid(), listen(bind)
+    listening.setblocking(False)
+    folder = directories[0] / FOLDER / SOCKETS
     try:
-        listening = listen(bind)
-        listening.setblocking(False)
-        inboxes, doors, paths = [], [], []
-        for number in range(len(names)):
-            sent, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            taken.setblocking(False)
-            path = folder / f"{number}.sock"
-            door = socket.socket(socket.AF_UNIX)
-            door.bind(str(path))
-            door.listen(1024)
-            door.setblocking(False)
-            inboxes.append((sent, taken))
-            doors.append(door)
-            paths.append(path)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # By the descriptor, which all workers inherit: the path of a socket has at most 107 bytes.
+        paths = [Path(f"/proc/self/fd/{opened}/{number}.sock") for number in range(len(names))]
+        doors = [_door(path) for path in paths]
+    except OSError as error:
+        raise JournalUnavailable(f"cannot make Unix sockets in {folder}: {error.strerror}") from error
+    try:
         yield Plan(
             url=url_of(listening),
             listening=listening,
             board=Board(len(names)),
             names=tuple(names),
             directories=tuple(directories),
-            inboxes=tuple(inboxes),
+            inboxes=tuple(_inbox() for _ in names),
             doors=tuple(doors),
             paths=tuple(paths),
         )
     finally:
         if os.getpid() == own:
-            shutil.rmtree(folder, ignore_errors=True)
+            os.close(opened)
+
+
+def _door(path: Path) -> socket.socket:
+    """Return a listening Unix socket; one that a killed supervisor left is replaced."""
+    path.unlink(missing_ok=True)
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(str(path))
+    door.listen(1024)
+    door.setblocking(False)
+    return door
+
+
+def _inbox() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a socket that descriptors are sent through: that of the others, and the worker's."""
+    sent, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    taken.setblocking(False)
+    return sent, taken
 
 
 def _preload() -> None:
