@@ -19,6 +19,7 @@ PACKAGES = (
     "errata_protocol.bundle_check",
     "errata_protocol.detect",
     "errata_protocol.errors",
+    "errata_protocol.fleet",
     "errata_protocol.markers",
     "errata_protocol.mux",
     "errata_protocol.rollouts",

@@ -13,6 +13,7 @@ from errata_protocol.capabilities import Capabilities, ServerLimits, SessionPosi
 from errata_protocol.environment import Recovery
 from errata_protocol.error_info import ErrorInfo, InfoSite
 from errata_protocol.errors import CODES
+from errata_protocol.fleet import MAX_MEMBERS, MAX_WAIT_S, FleetMember, FleetMembers
 from errata_protocol.markers import VERSION, ErrorKind, ErrorMarkers, ErrorSite
 from errata_protocol.mux import CLIENT_MESSAGES, SERVER_MESSAGES
 from errata_protocol.mux.envelope import MAX_DEPTH, Envelope, ServerEnvelope
@@ -56,6 +57,8 @@ def named(*clauses: str) -> set[str]:
         ("D2", RewardData),
         ("D7", ResumeEntry),
         ("F4", RewardRecord),
+        ("F6", FleetMember),
+        ("F6", FleetMembers),
         ("G", EpisodeDetail),
         ("G", TurnRecord),
         ("G", DeleteRequest),
@@ -103,6 +106,7 @@ def test_numbers_are_what_the_code_has() -> None:
     config, limits = ServerConfig(), ServerLimits()
     assert f"more than {MAX_DEPTH} levels" in CLAUSES["D1"]
     assert f"{limits.max_frame // 2**20} MiB" in CLAUSES["A6"]
+    assert f"0 to {MAX_WAIT_S:g} seconds" in CLAUSES["F6"] and f"at most {MAX_MEMBERS:,}" in CLAUSES["F6"]
     bounds = re.sub(r"\s+", " ", CLAUSES["D9"])
     assert f"{config.held_bytes // 2**20} MiB of such requests" in bounds
     assert f"more than {config.high_water_bytes // 2**20} MiB wait" in bounds

@@ -27,6 +27,7 @@ class _Member:
     """A worker that knows its sessions, and what is sent to others."""
 
     worker = 0
+    relayed = 0
 
     def __init__(self, owners: dict[str, int]) -> None:
         self.owners = owners

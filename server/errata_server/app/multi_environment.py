@@ -28,6 +28,7 @@ RESERVED = frozenset(
         "capabilities",
         "docs",
         "episodes",
+        "fleet",
         "harness",
         "health",
         "list_environments",

@@ -24,7 +24,7 @@ from openenv.core.env_server.types import (
     SessionInfo,
 )
 
-from errata_protocol import labels, markers
+from errata_protocol import fleet, labels, markers
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import CapacityReached, EnvironmentFailed, InvalidRequest
@@ -165,6 +165,8 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
             extensions["delayed_rewards"] = 1
             if recovery.can_fork:
                 extensions["fork"] = 1
+        if self.runtime.fleet is not None:
+            extensions[fleet.EXTENSION] = 1
         return Capabilities(
             environment=self.env_name,
             extensions=extensions,
@@ -222,10 +224,11 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
         async def plain_socket(websocket: WebSocket) -> None:
             episodes = self.episodes if simulation else None
             reader, labelled = Reader(self.runtime.store, websocket), label_headers(websocket)
-            fleet = None if PASSED_ON in websocket.scope else self.runtime.fleet
+            workers = None if PASSED_ON in websocket.scope else self.runtime.fleet
 
             def relay(socket: WebSocket) -> SocketRelay | None:
-                return fleet.relay(socket, websocket, self.runtime.settings.limits) if fleet is not None else None
+                limits = self.runtime.settings.limits
+                return workers.relay(socket, websocket, limits) if workers is not None else None
 
             async def serve(socket: WebSocket) -> None:
                 if asks_for_mux(socket):

@@ -1,5 +1,5 @@
-"""HTTP routes: health, readiness, capabilities, metrics, episodes (read, fork, export, delete), rewards, MCP JSON-RPC;
-and how errors are answered (PROTOCOL A5, C1, G)."""
+"""HTTP routes: health, readiness, capabilities, members, metrics, episodes (read, fork, export, delete), rewards, MCP
+JSON-RPC; and how errors are answered (PROTOCOL A5, C1, G)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from starlette.responses import StreamingResponse
 
 from errata_protocol.episode_lists import DAY_S, MAX_BUCKET_S, MAX_CURSOR, EpisodeFilter, EpisodeOrder, Sort, Status
 from errata_protocol.errors import ErrataError, InvalidRequest, JournalUnavailable
+from errata_protocol.fleet import MAX_VERSION, MAX_WAIT_S
 from errata_protocol.json_text import ValueCounter
 from errata_protocol.labels import MAX_STEP
 from errata_protocol.replay import DeleteRequest, ForkRequest, RewardPost
@@ -99,6 +100,13 @@ def register(
         unusable = await runtime.readiness.unusable(details=may_know)
         status = {"status": "unavailable" if reasons else "ready", "reasons": reasons}
         return _json({**status, "unusable": unusable} if unusable else status, 503 if reasons else 200)
+
+    @app.get("/fleet", tags=["Errata"])
+    async def get_fleet(
+        after: str | None = Query(default=None, pattern="^[A-Za-z0-9_-]+$", max_length=MAX_VERSION),
+        wait: float = Query(default=0.0, ge=0.0, le=MAX_WAIT_S, allow_inf_nan=False),
+    ) -> Response:
+        return _json((await runtime.members.after(after, wait)).model_dump(mode="json"))
 
     @app.get("/metrics", tags=["Errata"])
     async def get_metrics() -> Response:

@@ -77,15 +77,22 @@ class Acceptor:
         connections: The worker's connections.
         serve: Makes the protocol of a client's connection.
         serve_other: Makes the protocol of another worker's connection.
+        beaten: Called after each heartbeat.
     """
 
     def __init__(
-        self, member: Member, connections: Connections, serve: MakeProtocol, serve_other: MakeProtocol
+        self,
+        member: Member,
+        connections: Connections,
+        serve: MakeProtocol,
+        serve_other: MakeProtocol,
+        beaten: Callable[[], None],
     ) -> None:
         self._member = member
         self._connections = connections
         self._serve = serve
         self._serve_other = serve_other
+        self._beaten = beaten
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets = (
@@ -111,6 +118,7 @@ class Acceptor:
 
     def _beat(self) -> None:
         self._member.plan.board.beat(self._member.worker, len(self._connections))
+        self._beaten()
         self._beating = self._loop.call_later(BEAT_S, self._beat)
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:

@@ -15,9 +15,11 @@ from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
+from errata_protocol.fleet import FleetMember
 from errata_protocol.shards import shard_of
 
 from ..runtime.capacity import Capacity
+from ..runtime.metrics import Metrics
 from .board import ENVIRONMENTS, Board
 from .relay import Relay
 from .routes import of_id
@@ -99,12 +101,29 @@ class Member:
     def __init__(self, plan: Plan, worker: int) -> None:
         self.plan = plan
         self.worker = worker
+        self.relayed = 0
         self.others = [other for other in range(len(plan.names)) if other != worker]
         self.close_here: dict[str, Callable[[str, str | None], Awaitable[int]]] = {}
         self._environments: dict[str, int] = {}
         self._clients: dict[int, httpx.AsyncClient] = {}
 
+    def show(self, metrics: Metrics) -> None:
+        """Add the metrics that only a worker of several has."""
+        metrics.counter(
+            "errata_relayed_frames_total",
+            "Frames of multiplexed sockets that were passed on to other workers.",
+            lambda: self.relayed,
+        )
+
     # -- `errata_server.runtime.fleet.Fleet` --------------------------------------------------------------------------
+
+    def members(self) -> list[FleetMember]:
+        """Return all workers as they are now; their order is the plan's."""
+        board = self.plan.board
+        return [
+            FleetMember(shard=name, state="up" if board.is_alive(worker) else "down")
+            for worker, name in enumerate(self.plan.names)
+        ]
 
     def took(self, sid: str) -> None:
         """Note that a multiplexed session is this worker's; called before its row is committed."""

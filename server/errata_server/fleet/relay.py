@@ -164,6 +164,9 @@ class Owners(Protocol):
     worker: int
     """This worker."""
 
+    relayed: int
+    """Frames that were sent to other workers."""
+
     async def all_started(self) -> None:
         """Wait until each worker has started once."""
 
@@ -282,6 +285,7 @@ class Relay:
         try:
             link = self._links.get(owner) or await self._connect(owner)
             await link.send((b"[" + b",".join(envelopes) + b"]").decode())
+            self._member.relayed += 1
         except (OSError, TimeoutError, WebSocketException) as error:
             raise JournalUnavailable(
                 f"worker {owner} of this server, which has the session, does not answer: try again", retry_after=1.0

@@ -1,6 +1,7 @@
 """Tells from a request's target whose it is: pure functions of text.
 
-A session's or an episode's id names its shard (`shard_of`), and an id without a name belongs to the first one.
+A session's or an episode's id names its shard (`shard_of`), and an id without a name belongs to the first one. A
+handshake may name a shard by itself (`errata_protocol.fleet.PARAMETER`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qs, unquote
 
+from errata_protocol.fleet import PARAMETER
 from errata_protocol.shards import shard_of
 
 FIRST = 0
@@ -60,6 +62,7 @@ ANYWHERE = Anywhere()
 
 _EPISODES = re.compile(r"(?:/[^/]+)?/episodes(?:/(?P<eid>[^/]*)(?:/.*)?)?")
 _SHARED = re.compile(r"(?:/[^/]+)?/(?P<what>metrics|ready)")
+_SOCKET = re.compile(r"(?:/[^/]+)?/ws")
 _LOGIN = re.compile(r"(?:/[^/]+)?/viewer/login")
 _REQUEST_LINE = re.compile(rb"[A-Z]+ ([^ ]+) HTTP/1\.[01]\r?")
 
@@ -87,8 +90,10 @@ def of_request(method: str, path: str, query: str, names: Sequence[str]) -> Rout
         return Refused("the viewer's login, which is one process's")
     given = parse_qs(query)
     if (found := _EPISODES.fullmatch(path)) is None:
-        sids = given.get("session_id", ())
-        return _owner(sids[:1], names)
+        if sids := given.get("session_id", ()):
+            return _owner(sids[:1], names)
+        wanted = given.get(PARAMETER, ()) if _SOCKET.fullmatch(path) else ()
+        return Of(names.index(wanted[0])) if wanted and wanted[0] in names else ANYWHERE
     eid = found["eid"]
     if not eid or eid == "aggregates":
         return Merged("aggregates" if eid else "episodes") if method == "GET" else ANYWHERE

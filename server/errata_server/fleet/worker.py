@@ -59,6 +59,7 @@ class Worker:
         """Take connections; return whether this worker announces the server, once all workers take connections."""
         board, runtime = self.member.plan.board, self._served.runtime
         await runtime.start()
+        self.member.show(runtime.metrics)
         if not board.has_started(self.member.worker):
             for row in await runtime.store.open_sessions():
                 if row.key_hash is not None:
@@ -72,6 +73,7 @@ class Worker:
             Connections.of(server.config),
             lambda: _protocol(server, server.config),
             lambda: _protocol(server, from_others),
+            runtime.members.look,
         )
         self._acceptor.open()
         board.start(self.member.worker)

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import ServerLimits
+from errata_protocol.fleet import FleetMember
 
 from .capacity import Capacity
 
@@ -34,6 +35,9 @@ class SocketRelay(Protocol):
 
 class Fleet(Protocol):
     """The other workers, as one worker sees them."""
+
+    def members(self) -> Sequence[FleetMember]:
+        """Return all workers as they are now, this one among them."""
 
     def took(self, sid: str) -> None:
         """Note that a multiplexed session is this worker's; called before its row is committed."""

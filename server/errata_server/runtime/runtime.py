@@ -11,6 +11,7 @@ from typing import Protocol
 from errata_os import descriptors
 from errata_protocol.environment import EnvironmentSpec
 from errata_protocol.errors import JournalUnavailable
+from errata_protocol.fleet import FleetMember
 
 from ..clock import Clock
 from ..concurrency.fair_lock import FairLock
@@ -30,6 +31,7 @@ from .fleet import Fleet
 from .hash_seed import HashSeeds
 from .live_sessions import LiveSessions
 from .loop_lag import LoopLag
+from .members import MemberWatch
 from .metrics import Metrics
 from .readiness import Readiness
 from .retention_clock import RetentionClock
@@ -71,6 +73,7 @@ class Runtime:
 
     Attributes:
         fleet: See above.
+        members: The members of the server, of which this process is one.
         store: Access to the journal.
         attached: The sessions that have a connection now.
         rewards: Late rewards.
@@ -132,6 +135,9 @@ class Runtime:
         self.shutdown = Shutdown()
         self.shutdown.on_begin(self.store.stop_compaction)  # the request that waits for it is waited for
         self.shutdown.on_begin(self.store.changes.end)
+        alone = [FleetMember(shard=self.ids.shard, state="up")]
+        self.members = MemberWatch(fleet.members if fleet is not None else lambda: alone)
+        self.shutdown.on_begin(self.members.end)
         self.lag = LoopLag(self.clock.monotonic)
         self.readiness = Readiness(
             self.store.trouble,
@@ -204,6 +210,7 @@ class Runtime:
             if self._disk is None and self.data_dir is not None:
                 self._disk = DirectoryDisk(self.data_dir)
             self.store.open(journal, self._disk)
+            self.members.begin()
         except BaseException:
             self._release()
             raise
