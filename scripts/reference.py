@@ -29,6 +29,7 @@ PACKAGES = (
     "errata_server.sandbox.base",
     "errata_server.simulation",
     "errata_client",
+    "errata_client.fleet",
     "errata_trainer",
     "errata_ablation",
     "errata_trainer.assembly.channel_set",

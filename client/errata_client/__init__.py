@@ -4,6 +4,7 @@ client, sync        `ErrataClient` and its blocking form: OpenEnv's client with 
 pool, batch         many sessions stepped together
 episodes            episodes in a server's journal, without a session
 doors               the ways to a session: a multiplexed socket, a plain one, HTTP
+fleet               the members of a server that is several processes
 connections         one multiplexed socket for many sessions
 deliveries          what was received, byte for byte, and late rewards
 wire                frames, and the classes of an environment made of them
@@ -17,6 +18,7 @@ from .connections.stats import ConnectionStats, SessionStats
 from .connections.ticket import Ticket
 from .deliveries.late_rewards import Reward
 from .episodes import Episodes
+from .fleet import Endpoint, Fleet
 from .pool import BatchFailed, EnvPool, PoolStats, SyncEnvPool
 from .sync import SyncErrataClient
 from .wire.frames import DigestMismatch, FrameInvalid
@@ -27,9 +29,11 @@ __all__ = [
     "Connection",
     "ConnectionStats",
     "DigestMismatch",
+    "Endpoint",
     "EnvPool",
     "Episodes",
     "ErrataClient",
+    "Fleet",
     "FrameInvalid",
     "PoolStats",
     "Reward",
