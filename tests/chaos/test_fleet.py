@@ -25,8 +25,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as connect_plain
 
-from errata_client import Connection, ErrataClient
+from errata_client import Backoff, Connection, ErrataClient
 from errata_protocol.errors import ServiceError
+from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
 from errata_server.runtime.shard_dirs import name_of, shards
 
@@ -78,6 +79,11 @@ class Fleet:
     def wait_for_other(self, pid: int) -> None:
         until(lambda: pid not in self.pids and len(self.pids) == WORKERS)
 
+    def relayed(self) -> float:
+        """Return how many frames the workers have passed on to each other."""
+        text = httpx.get(f"{self.url}/metrics", timeout=GIVE_UP_S).text
+        return sum(float(count) for count in re.findall(r"errata_relayed_frames_total\{.*\} (\S+)", text))
+
     def scraped(self) -> set[str]:
         text = httpx.get(f"{self.url}/metrics", timeout=GIVE_UP_S).text
         return set(re.findall(r'errata_ready\{worker="(\d)"\} 1', text))
@@ -124,16 +130,22 @@ async def played_plain(url: str, count: int, steps: int) -> list[str]:
     return [await played(ErrataClient[Any, Any, Any](url, mux=False), steps) for _ in range(count)]
 
 
+class Unaware(Connection):
+    """A connection of a client that knows no fleet: each of its sockets arrives anywhere."""
+
+    _member = None  # type: ignore[assignment]
+
+
 def shard_names(data_dir: Path) -> list[str]:
     return [(directory / "shard").read_text().strip() for directory in shards(data_dir, WORKERS)]
 
 
 @pytest.mark.storm
 def test_every_step_acts_once_though_workers_are_killed(fleet: Fleet, data_dir: Path) -> None:
-    """Clients that know no fleet, on multiplexed and on plain sockets, while random workers get SIGKILL."""
+    """Clients that know no fleet, and those that do, on both kinds of socket, while random workers get SIGKILL."""
 
     async def storm() -> list[str]:
-        connections = [Connection(fleet.url) for _ in range(5)]
+        connections = [*(Unaware(fleet.url) for _ in range(3)), *(Connection(fleet.url) for _ in range(2))]
         clients = [ErrataClient[Any, Any, Any](connection=connections[n // 2]) for n in range(10)]
         clients += [ErrataClient[Any, Any, Any](fleet.url, mux=False, durable=True) for _ in range(4)]
         begun = asyncio.Barrier(len(clients) + 1)
@@ -161,6 +173,35 @@ def test_every_step_acts_once_though_workers_are_killed(fleet: Fleet, data_dir: 
     assert found == dict.fromkeys(eids, STEPS + 1), "no episode is missing, and none was begun twice"
     named = {re.fullmatch(r"ep_sh-([a-z0-9]{12})-.+", eid)[1] for eid in eids}  # type: ignore[index]
     assert named <= set(shard_names(data_dir)) and len(named) > 1
+
+
+@pytest.mark.storm
+async def test_a_client_comes_back_to_the_worker_of_its_sessions(fleet: Fleet) -> None:
+    """So none of its frames is passed on from one worker to another, however often its socket is lost."""
+    fleet.wait_for_all()
+    relayed = fleet.relayed()
+    connection = Connection(fleet.url, backoff=Backoff(most_s=0.1))
+    clients = [ErrataClient[Any, Any, Any](connection=connection) for _ in range(4)]
+    for client in clients:
+        await client.reset()
+    for n in range(1, 7):
+        assert connection._ws is not None
+        connection._ws.transport.abort()
+        for client in clients:
+            assert (await client.step({"n": 1})).observation["n"] == n
+    assert connection.stats.connects == 7
+    assert fleet.relayed() == relayed
+    assert len({shard_of(str(client.eid)) for client in clients}) == 1
+    unaware = Unaware(fleet.url, backoff=Backoff(most_s=0.1))
+    resumed = [ErrataClient[Any, Any, Any].resume(fleet.url, client.ticket(), connection=unaware) for client in clients]
+    for client in resumed:  # some of its sockets arrive elsewhere, so that frames passed on are seen to be counted
+        assert (await client.step({"n": 1})).observation["n"] == 7
+    while fleet.relayed() == relayed:
+        assert unaware._ws is not None
+        unaware._ws.transport.abort()
+        await resumed[0].step({"n": 1})
+    await connection.aclose()
+    await unaware.aclose()
 
 
 @pytest.mark.storm

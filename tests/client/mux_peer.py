@@ -77,10 +77,15 @@ class MuxPeer:
         twice: Send every frame twice.
         silent: Take frames and do nothing with them.
         cut_at: Abort the socket at these counts of frames sent, counted over all sockets.
+        paths: Paths of the handshakes.
+
+    Args:
+        limits: Limits that the server says it has.
+        member: Shard of this member of a server that has several; None for a server of one process.
     """
 
-    def __init__(self, limits: ServerLimits | None = None) -> None:
-        self.config = ServerConfig(limits=limits or ServerLimits(), retry_after_s=0.02)
+    def __init__(self, limits: ServerLimits | None = None, member: str | None = None) -> None:
+        self.config = ServerConfig(limits=limits or ServerLimits(), retry_after_s=0.02, shard=member)
         self.protocol = ServerProtocol(self.config)
         self.rows: dict[str, Row] = {}
         self.executed: list[tuple[str, Any]] = []
@@ -93,6 +98,7 @@ class MuxPeer:
         self.frames_sent = 0
         self.frames_received = 0
         self.headers: list[str | None] = []
+        self.paths: list[str] = []
         self.url = ""
         self.arrived = asyncio.Semaphore(0)
         """Released for each request that is held."""
@@ -173,6 +179,7 @@ class MuxPeer:
     async def _serve(self, socket: ServerConnection) -> None:
         assert socket.request is not None
         self.headers.append(socket.request.headers.get("authorization"))
+        self.paths.append(socket.request.path)
         protocol = self.protocol
         peer = protocol.connect()
         self._sockets[peer] = socket
@@ -314,7 +321,11 @@ class MuxPeer:
     def _answer(self, effect: AnswerRead) -> EncodedReply:
         if effect.kind == "capabilities":
             extensions = {"state_at": 1, "fork": 1, "mux": 1, "delayed_rewards": 1}
-            offered = Capabilities(environment="counter", extensions=extensions, limits=self.config.limits)
+            if self.config.shard is not None:
+                extensions["fleet"] = 1
+            offered = Capabilities(
+                environment="counter", extensions=extensions, limits=self.config.limits, shard=self.config.shard
+            )
             return EncodedReply("capabilities", offered.model_dump_json().encode())
         if effect.kind == "close_group":
             ended = [
@@ -352,9 +363,9 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def peered(limits: ServerLimits | None = None) -> AsyncIterator[MuxPeer]:
+async def peered(limits: ServerLimits | None = None, member: str | None = None) -> AsyncIterator[MuxPeer]:
     """Serve a peer on a loopback port."""
-    peer = MuxPeer(limits)
+    peer = MuxPeer(limits, member)
     await peer.start()
     try:
         yield peer

@@ -39,6 +39,7 @@ from errata_protocol.mux import (
     Stored,
 )
 from errata_protocol.payload import digest
+from errata_protocol.shards import shard_of
 from tests.machine_speed import SLOWDOWN
 
 FAST = Backoff(first_s=0.01, most_s=0.05, give_up_s=10.0)
@@ -59,6 +60,27 @@ async def connection(peer: MuxPeer) -> AsyncIterator[Connection]:
 
 
 # -- the same client
+
+
+async def test_a_lost_socket_is_replaced_at_the_member_that_has_the_sessions() -> None:
+    async with (
+        peered(member="a" * 12) as peer,
+        Connection(peer.url, backoff=FAST) as connection,
+        ErrataClient(connection=connection) as client,
+    ):
+        await client.reset()
+        peer.cut()
+        assert (await client.step({"text": "a"})).observation["count"] == 1
+        assert peer.paths == ["/ws", "/ws?shard=aaaaaaaaaaaa"]
+        assert [shard_of(sid) for sid in peer.sids] == ["a" * 12]
+
+
+async def test_a_server_of_one_process_is_asked_as_ever(peer: MuxPeer, connection: Connection) -> None:
+    async with ErrataClient(connection=connection) as client:
+        await client.reset()
+        peer.cut()
+        await client.step({"text": "a"})
+        assert peer.paths == ["/ws", "/ws"]
 
 
 async def test_a_client_takes_the_multiplexed_socket_by_itself(peer: MuxPeer) -> None:

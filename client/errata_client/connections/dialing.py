@@ -18,6 +18,7 @@ from websockets.typing import Subprotocol
 
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.exception_text import text_of
+from errata_protocol.fleet import PARAMETER
 from errata_protocol.printable import printable
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -62,11 +63,12 @@ class Dial:
         """Return headers as a sorted, hashable tuple."""
         return tuple(sorted((headers or {}).items()))
 
-    async def open(self, *, compression: str | None = None) -> ClientConnection:
+    async def open(self, *, compression: str | None = None, shard: str | None = None) -> ClientConnection:
         """Open a socket and offer the multiplexed protocol on it; ``.subprotocol`` says whether the server speaks it.
 
         Args:
             compression: ``"deflate"`` where the socket may be used as a plain one, as OpenEnv's client offers it.
+            shard: Name of the server's member that is to get the socket; None leaves that to the server.
 
         Raises:
             ConnectRefused: Connecting failed and would fail again.
@@ -75,7 +77,7 @@ class Dial:
         local: dict[str, Any] = {"proxy": None} if _is_localhost_ws_url(self.ws_url) else {}
         try:
             return await ws_connect(
-                self.ws_url,
+                self.ws_url if shard is None else f"{self.ws_url}?{PARAMETER}={shard}",
                 subprotocols=[Subprotocol(PROTOCOL_NAME)],
                 compression=compression,
                 open_timeout=self.connect_timeout_s,

@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed
 
 from errata_protocol.capabilities import PROTOCOL_NAME, Capabilities
 from errata_protocol.errors import ErrataError, LocalProtocolError, NotSupported, RemoteProtocolError
+from errata_protocol.fleet import EXTENSION
 from errata_protocol.mux import (
     Answered,
     ClientEvent,
@@ -36,6 +37,7 @@ from errata_protocol.mux import (
     SessionEnded,
     TakenOver,
 )
+from errata_protocol.names import SHARD
 
 from .dialing import Backoff, ConnectRefused, Dial
 from .outcome import copy_of, taken_over_error
@@ -113,6 +115,13 @@ class ConnectionDriver:
     def is_open(self) -> bool:
         """Whether there is a socket now."""
         return self._ws is not None
+
+    @property
+    def _member(self) -> str | None:
+        """Name of the server's member that had the last socket, where there are several: it has the sessions, and
+        another one would have to pass each frame on to it."""
+        found = self.capabilities
+        return found.shard if found is not None and found.offers(EXTENSION) and SHARD.matches(found.shard) else None
 
     def attach(self, session: ClientSession, listener: Listener) -> None:
         """Pass the events of ``session``, which was just added to the machine, to ``listener``."""
@@ -228,7 +237,7 @@ class ConnectionDriver:
                 ) from cause
             await asyncio.sleep(delay)
             try:
-                ws = await self.dial.open()
+                ws = await self.dial.open(shard=self._member)
             except ConnectionError as error:
                 if isinstance(error, ConnectRefused) or self.stats.connects == 0:
                     raise
