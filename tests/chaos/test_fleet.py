@@ -25,8 +25,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as connect_plain
 
-from errata_client import Backoff, Connection, ErrataClient
+from errata_client import Backoff, Connection, EnvPool, ErrataClient
 from errata_protocol.errors import ServiceError
+from errata_protocol.labels import Labels
 from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
 from errata_server.runtime.shard_dirs import name_of, shards
@@ -202,6 +203,25 @@ async def test_a_client_comes_back_to_the_worker_of_its_sessions(fleet: Fleet) -
         await resumed[0].step({"n": 1})
     await connection.aclose()
     await unaware.aclose()
+
+
+@pytest.mark.storm
+async def test_new_sessions_are_placed_and_groups_stay_together(fleet: Fleet) -> None:
+    """The sessions of one event loop are at all workers, over one connection to each, and no frame is passed on."""
+    fleet.wait_for_all()
+    relayed = fleet.relayed()
+    async with EnvPool(fleet.url, 24) as pool, EnvPool(fleet.url, 8, labels=Labels(group="prompt-7")) as group:
+        for one in (pool, group):
+            await one.reset_batch()
+            assert [result.observation["n"] for result in await one.step_batch([{"n": 1}] * len(one))] == [1] * len(one)
+        assert len({shard_of(str(client.eid)) for client in pool.clients}) == WORKERS
+        connections = {client._mux._lease.connection for one in (pool, group) for client in one.clients}
+        assert len(connections) == WORKERS
+        fork = await group.clients[0].fork(1)
+        assert len({shard_of(str(client.eid)) for client in (*group.clients, fork)}) == 1
+        assert (await fork.step({"n": 1})).observation["n"] == 2
+    assert fleet.relayed() == relayed
+    assert not any(connection.is_open for connection in connections)
 
 
 @pytest.mark.storm

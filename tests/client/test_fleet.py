@@ -14,6 +14,9 @@ from fastapi import FastAPI
 from loopback import served
 
 from errata_client import Endpoint, Fleet
+from errata_client.connections import placing
+from errata_client.connections.dialing import Dial
+from errata_client.connections.placing import Places
 from errata_client.fleet import file_source, server_source, source
 from errata_client.fleet import fleet as fleets
 from errata_protocol.errors import ErrataError, InvalidRequest, NotSupported
@@ -168,3 +171,33 @@ def test_further_sources_are_found_by_their_scheme(monkeypatch: pytest.MonkeyPat
     for address in ("dns:host", "nothing", "file://host/path", "file:"):
         with pytest.raises(InvalidRequest):
             Fleet.of(address)
+
+
+async def test_sessions_are_placed_at_members_that_serve_at_this_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    url, names = "http://host:8000", ["a" * 12, "b" * 12, "c" * 12, "d" * 12]
+    found = [
+        Endpoint(names[0], url, "up"),
+        Endpoint(names[1], url, "down"),
+        Endpoint(names[2], "http://other:8000", "up"),
+        Endpoint(names[3], url, "up"),
+        Endpoint(None, url, "up"),
+    ]
+    reads: list[None] = []
+
+    class Scripted:
+        async def read(self, after: str | None, wait_s: float) -> Any:
+            reads.append(None)
+            await asyncio.sleep(0)
+            return "1", found
+
+        async def aclose(self) -> None: ...
+
+    places = Places(Dial("ws://host:8000/ws"))
+    places._fleet = Fleet(Scripted())
+    chosen = await asyncio.gather(*(places.place(f"group {n}") for n in range(100)))
+    assert set(chosen) == {names[0], names[3]} and len(reads) == 1, "members are read once for all that open together"
+    assert await places.place("group 7") == chosen[7]
+    monkeypatch.setattr(placing, "FRESH_S", -1.0)
+    places._until = float("-inf")
+    found[:] = found[1:3]
+    assert await places.place("group 7") is None and len(reads) == 2

@@ -49,6 +49,7 @@ class Dial:
         ping_interval_s: Seconds between pings; None sends none.
         ping_timeout_s: Seconds until a ping without answer means that the socket is lost.
         max_size: Largest incoming message, bytes.
+        shard: Name of the server's member that is to get the sockets; None leaves that to the server.
     """
 
     ws_url: str
@@ -57,18 +58,22 @@ class Dial:
     ping_interval_s: float | None = 20.0
     ping_timeout_s: float | None = 20.0
     max_size: int = 100 * 1024 * 1024
+    shard: str | None = None
 
     @staticmethod
     def header_items(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
         """Return headers as a sorted, hashable tuple."""
         return tuple(sorted((headers or {}).items()))
 
-    async def open(self, *, compression: str | None = None, shard: str | None = None) -> ClientConnection:
+    def url_at(self, shard: str | None) -> str:
+        """Return the URL of a socket at a member of the server; at any for None."""
+        return self.ws_url if shard is None else f"{self.ws_url}?{PARAMETER}={shard}"
+
+    async def open(self, *, compression: str | None = None) -> ClientConnection:
         """Open a socket and offer the multiplexed protocol on it; ``.subprotocol`` says whether the server speaks it.
 
         Args:
             compression: ``"deflate"`` where the socket may be used as a plain one, as OpenEnv's client offers it.
-            shard: Name of the server's member that is to get the socket; None leaves that to the server.
 
         Raises:
             ConnectRefused: Connecting failed and would fail again.
@@ -77,7 +82,7 @@ class Dial:
         local: dict[str, Any] = {"proxy": None} if _is_localhost_ws_url(self.ws_url) else {}
         try:
             return await ws_connect(
-                self.ws_url if shard is None else f"{self.ws_url}?{PARAMETER}={shard}",
+                self.url_at(self.shard),
                 subprotocols=[Subprotocol(PROTOCOL_NAME)],
                 compression=compression,
                 open_timeout=self.connect_timeout_s,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from websockets.asyncio.client import ClientConnection
@@ -118,10 +119,12 @@ class ConnectionDriver:
 
     @property
     def _member(self) -> str | None:
-        """Name of the server's member that had the last socket, where there are several: it has the sessions, and
-        another one would have to pass each frame on to it."""
+        """Name of the member that is to get the next socket: where there are several, the one that had the last has the
+        sessions, and another one would have to pass each frame on to it."""
         found = self.capabilities
-        return found.shard if found is not None and found.offers(EXTENSION) and SHARD.matches(found.shard) else None
+        if found is not None and found.offers(EXTENSION) and SHARD.matches(found.shard):
+            return found.shard
+        return self.dial.shard
 
     def attach(self, session: ClientSession, listener: Listener) -> None:
         """Pass the events of ``session``, which was just added to the machine, to ``listener``."""
@@ -237,7 +240,7 @@ class ConnectionDriver:
                 ) from cause
             await asyncio.sleep(delay)
             try:
-                ws = await self.dial.open(shard=self._member)
+                ws = await replace(self.dial, shard=self._member).open()
             except ConnectionError as error:
                 if isinstance(error, ConnectRefused) or self.stats.connects == 0:
                     raise

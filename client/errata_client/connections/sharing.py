@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from websockets.asyncio.client import ClientConnection
 
 from errata_protocol.capabilities import PROTOCOL_NAME
+from errata_protocol.errors import NotSupported
+from errata_protocol.fleet import EXTENSION
 
 from . import background
 from .connection import Connection
 from .dialing import Dial
+from .placing import Places
 from .waiting import waits_at
 
 
@@ -30,10 +33,12 @@ class Lease:
     Args:
         connection: The connection.
         entry: Counts the users of the connection; None for a connection that the caller made and closes.
+        beside: Share in the connection by which the member of this one was found; released with it.
     """
 
     connection: Connection
     entry: _Entry | None = None
+    beside: Lease | None = None
 
     def share(self) -> Lease:
         """Return a lease of the same connection for another client."""
@@ -44,8 +49,13 @@ class Lease:
     async def release(self) -> None:
         """End the lease; the last one closes the connection."""
         entry, self.entry = self.entry, None
-        if entry is not None:
-            await entry.leave()
+        beside, self.beside = self.beside, None
+        try:
+            if entry is not None:
+                await entry.leave()
+        finally:
+            if beside is not None:
+                await beside.release()
 
 
 @dataclass(eq=False)
@@ -57,6 +67,7 @@ class _Entry:
     users: int = 0
     connection: Connection | None = None
     is_plain: bool = False
+    places: Places | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def leave(self) -> None:
@@ -65,6 +76,9 @@ class _Entry:
             if self.entries.get(self.dial) is self:
                 del self.entries[self.dial]
             connection, self.connection = self.connection, None
+            places, self.places = self.places, None
+            if places is not None:
+                await places.aclose()
             if connection is not None:
                 await connection.aclose()
 
@@ -107,6 +121,44 @@ async def join(base_url: str, dial: Dial) -> Lease | ClientConnection | None:
         raise
     await entry.leave()
     return socket
+
+
+async def join_placed(base_url: str, dial: Dial, group: str) -> Lease | ClientConnection | None:
+    """Do `join`; where the server has several members, at the one that a new session is to be opened at.
+
+    The first connection tells whether there are several, and is used for the sessions of its own member.
+
+    Args:
+        base_url: The server's base URL.
+        dial: How its sockets are opened.
+        group: Name of the sessions that are to be at one member.
+
+    Raises:
+        ConnectionError: The server cannot be reached.
+        ErrataError: The members cannot be read.
+    """
+    found = await join(base_url, dial)
+    if not isinstance(found, Lease):
+        return found
+    try:
+        offered = (await found.connection.connect()).capabilities
+        if offered is None or not offered.offers(EXTENSION) or found.entry is None:
+            return found
+        if found.entry.places is None:
+            found.entry.places = Places(dial)
+        shard = await found.entry.places.place(group)
+        if shard is None or shard == offered.shard:
+            return found
+        placed = await join(base_url, replace(dial, shard=shard))
+        if not isinstance(placed, Lease):
+            if placed is not None:
+                await placed.close()
+            raise NotSupported(f"member {shard} of {base_url} does not speak {PROTOCOL_NAME}, which another one does")
+    except BaseException:
+        await found.release()
+        raise
+    placed.beside = found
+    return placed
 
 
 def _forget_loops() -> None:

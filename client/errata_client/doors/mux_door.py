@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..connections.connection import Connection
 from ..connections.dialing import Dial
 from ..connections.mux_session import MuxSession
 from ..connections.outcome import Outcome
-from ..connections.sharing import Lease, join
+from ..connections.sharing import Lease, join, join_placed
 from ..connections.stats import SessionStats
 from ..connections.ticket import Ticket
 from ..deliveries.delivery_log import DeliveryLog
@@ -169,7 +170,10 @@ class MuxDoor:
         if self._connection is not None:
             self._lease = Lease(self._connection)
         else:
-            found = await join(base_url, dial)
+            if self.first_ticket is None:
+                found = await join_placed(base_url, dial, self._group())
+            else:
+                found = await join(base_url, dial)
             if not isinstance(found, Lease):
                 return found
             self._lease = found
@@ -291,6 +295,11 @@ class MuxDoor:
         """Return the name of the server's data directory; None where it has none."""
         name = self.capabilities.shard if self.capabilities is not None else None
         return name if SHARD.matches(name) else None
+
+    def _group(self) -> str:
+        """Return the name of the sessions that are to be at one member of the server: those of a group of rollouts."""
+        labels = self._client._labels
+        return labels.header() if labels.group is not None else secrets.token_hex(8)
 
     def _labels(self) -> Labels:
         """Return the labels to send: none to a server that would refuse them."""
