@@ -324,11 +324,58 @@ async def test_a_group_is_closed_wherever_its_sessions_are(fleet: Fleet) -> None
 
 @pytest.mark.storm
 def test_what_is_not_merged_is_refused(fleet: Fleet) -> None:
-    for answer in (
-        httpx.get(f"{fleet.url}/episodes/events"),
-        httpx.post(f"{fleet.url}/viewer/login", json={"token": "x"}),
-    ):
-        assert answer.status_code == 501 and "--workers 1" in answer.json()["message"]
+    answer = httpx.post(f"{fleet.url}/viewer/login", json={"token": "x"})
+    assert answer.status_code == 501 and "--workers 1" in answer.json()["message"]
+
+
+@pytest.mark.storm
+async def test_the_events_of_all_workers_are_one_stream_that_goes_on_from_its_cursor(fleet: Fleet) -> None:
+    async def followed(eids: set[str], cursor: str | None) -> tuple[list[str], str]:
+        """Read events until those of all these episodes have come; return what came first and the last id."""
+        words, newest, left = [], "", set(eids)
+        headers = {"Last-Event-ID": cursor} if cursor is not None else {}
+        async with (
+            asyncio.timeout(GIVE_UP_S),
+            httpx.AsyncClient(timeout=GIVE_UP_S) as http,
+            http.stream("GET", f"{fleet.url}/episodes/events", headers=headers) as answer,
+        ):
+            listening.set()
+            async for line in answer.aiter_lines():
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    words.append(value)
+                elif name == "id":
+                    newest = value
+                elif name == "data" and words[-1] == "episode":
+                    left.discard(json.loads(value)["eid"])
+                elif not line and newest and not left:
+                    return words, newest
+        raise EOFError
+
+    async def played_at_all() -> set[str]:
+        """Play episodes until each worker has one."""
+        eids: set[str] = set()
+        while len({shard_of(eid) for eid in eids}) < WORKERS:
+            client = ErrataClient[Any, Any, Any](fleet.url, mux=False)
+            eids.add(await played(client, 1))
+            await client.close()
+        return eids
+
+    listening = asyncio.Event()
+    nothing, cursor = await followed(set(), None)
+    assert nothing == ["list"] * WORKERS, "each worker says that the stream begins"
+    first = await played_at_all()
+    seen, cursor = await followed(first, cursor)
+    assert "list" not in seen, "nothing was missed while no stream was open"
+    listening.clear()
+    following = asyncio.create_task(followed({"never"}, cursor))
+    await listening.wait()
+    os.kill(fleet.pids[-1], signal.SIGKILL)
+    with pytest.raises((EOFError, httpx.HTTPError)):  # the second where the client's own worker was killed
+        await following
+    fleet.wait_for_all()
+    again, _ = await followed(set(), cursor)
+    assert "list" in again, "the worker that was killed has other cursors now"
 
 
 @pytest.mark.storm

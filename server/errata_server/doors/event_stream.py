@@ -31,6 +31,9 @@ RETRY_MS = 2_000
 UNWARNED_S = 30.0
 """How long a stream lasts on a server that does not tell when it begins to stop, seconds; its client connects again."""
 
+MAX_EVENT_CURSOR = 8192
+"""Longest cursor, characters: that of a fleet is those of all its workers."""
+
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the second: nginx passes events on at once
 

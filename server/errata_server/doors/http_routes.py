@@ -34,7 +34,7 @@ from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from ..runtime.store import Store
 from ..viewer.pages import register_viewer
-from .event_stream import EventResponse, EventStream
+from .event_stream import MAX_EVENT_CURSOR, EventResponse, EventStream
 from .input_errors import (
     BodyTooLong,
     TooManyValues,
@@ -202,7 +202,7 @@ def register_reads(
         request: Request,
         environment: str | None = None,
         eid: str | None = None,
-        cursor: str | None = Query(default=None, max_length=MAX_CURSOR),
+        cursor: str | None = Query(default=None, max_length=MAX_EVENT_CURSOR),
     ) -> Response:
         principal = await owner(request, *([eid] if eid is not None else ()))
         episode = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -33,6 +34,7 @@ from ..journal.base import Journal
 from ..runtime import metrics
 from ..runtime.fleet import PASSED_ON
 from ..runtime.runtime import Runtime
+from .events import MergedEvents, cursors_of
 from .member import ASK_S, Member, unanswered
 from .origin import passed_on, restored
 from .routes import Merged, Of, Refused, Route, of_id, of_request
@@ -113,6 +115,8 @@ class Forwarder:
                 return Response(text, media_type=metrics.CONTENT_TYPE)
             case Merged("ready"):
                 return await self._ready(request)
+            case Merged("events"):
+                return await self._events(request)
             case Merged("delete"):
                 return await self._delete(request, body)
         if request.method == "POST" and request.scope["path"].endswith("/mcp"):
@@ -137,12 +141,28 @@ class Forwarder:
         *,
         content: Any = None,
         stream: bool = False,
+        last_event: str | None = None,
     ) -> httpx.Response:
+        """Send a request to a worker, and return its answer.
+
+        Args:
+            shard: Number of the worker.
+            request: The request.
+            content: Body to send; None for none.
+            stream: Whether the answer is read as it comes, by whoever gets it.
+            last_event: ``Last-Event-ID`` to send in place of the request's; None for none in its place.
+
+        Raises:
+            JournalUnavailable: The worker does not answer.
+        """
         client, scope = self._member.client(shard), request.scope
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         headers = passed_on(request)
         if isinstance(content, bytes):
             headers = [(name, value) for name, value in headers if name != "content-length"]
+        if last_event is not None:
+            headers = [(name, value) for name, value in headers if name != "last-event-id"]
+            headers.append(("last-event-id", last_event))
         made = client.build_request(
             request.method,
             httpx.URL("http://fleet").copy_with(raw_path=target),
@@ -211,6 +231,20 @@ class Forwarder:
         limit, cursor = int(given.get("limit", 50)), given.get("cursor")
         pages = [lambda _limit, _cursor, part=part: EpisodePage.model_validate_json(part) for part in parts]
         return await _made(lambda: merged(pages, order, limit=limit, cursor=cursor))
+
+    async def _events(self, request: Request) -> Response:
+        """Answer with the streams of all workers as one; each of them goes on from its own part of the cursor."""
+        given = request.headers.get("last-event-id", request.query_params.get("cursor"))
+        async with AsyncExitStack() as opened:
+            answers = []
+            for worker, cursor in enumerate(cursors_of(given, len(self._member.plan.names))):
+                answer = await self._ask(worker, request, stream=True, last_event=cursor)
+                opened.push_async_callback(answer.aclose)
+                if not answer.is_success:
+                    await answer.aread()
+                    raise _Passed(answer)
+                answers.append(answer)
+            return MergedEvents(answers, opened.pop_all())
 
     async def _ready(self, request: Request) -> Response:
         """Answer whether the whole server can be given work: a worker that cannot is named, one that can is enough."""

@@ -208,7 +208,10 @@ class Member:
         """Return the HTTP client for another worker."""
         if other not in self._clients:
             self._clients[other] = httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(uds=str(self.path_of(other))),
+                # As many connections as clients ask for: a stream of events has one for as long as it lasts.
+                transport=httpx.AsyncHTTPTransport(
+                    uds=str(self.path_of(other)), limits=httpx.Limits(max_connections=None)
+                ),
                 base_url="http://fleet",
                 timeout=ASK_S,
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # those of one client are not another's

@@ -43,7 +43,7 @@ class Merged:
         what: What is asked for.
     """
 
-    what: Literal["episodes", "aggregates", "metrics", "ready", "delete"]
+    what: Literal["episodes", "aggregates", "events", "metrics", "ready", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def of_request(method: str, path: str, query: str, names: Sequence[str]) -> Rout
         return Merged("aggregates" if eid else "episodes") if method == "GET" else ANYWHERE
     if eid == "events":
         eids = given.get("eid", ())
-        return _owner(eids, names) if eids else Refused("the events of all episodes at once; give eid=")
+        return _owner(eids, names) if eids else Merged("events")
     if eid == "delete" and method == "POST":
         return Merged("delete")
     route, others = _owner([eid], names), {of_id(other, names) for other in given.get("also", ())}
