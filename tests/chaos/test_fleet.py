@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_plain
 
 from errata_client import Backoff, Connection, EnvPool, ErrataClient
@@ -447,20 +448,28 @@ def test_what_several_workers_cannot_serve_is_said_once(
 
 
 @pytest.mark.chaos
-def test_the_limit_of_instances_is_that_of_the_whole_server(tmp_path: Path) -> None:
-    limit = 5
-    options = ("--workers", "3", "--max-sessions", str(limit), "--no-fsync")
-    with ServerProcess(TARGET, tmp_path, *options, start_s=120) as server:
-        fleet = Fleet(server)
-        sockets = [connect_plain(fleet.ws, open_timeout=GIVE_UP_S) for _ in range(12)]
-        answers = []
+@pytest.mark.parametrize("option", ["--max-sessions", "--max-sessions-per-principal"])
+def test_a_limit_of_sessions_is_that_of_the_whole_server(tmp_path: Path, option: str) -> None:
+    limit, opens = 40, 100
+    options, one, other = ("--workers", "4", option, str(limit), "--no-fsync"), "o" * 32, "t" * 32
+    env = {"ERRATA_TOKEN": f"{one},{other}"}
+
+    def connected(token: str) -> ClientConnection:
+        return connect_plain(url, open_timeout=GIVE_UP_S, additional_headers={"Authorization": f"Bearer {token}"})
+
+    with ServerProcess(TARGET, tmp_path, *options, env=env, start_s=120) as server:
+        url = Fleet(server).ws
+        sockets = [connected(one) for _ in range(opens)]
         for socket in sockets:
             with contextlib.suppress(ConnectionClosed):  # a socket that is refused gets its error and is closed
                 socket.send(json.dumps({"type": "reset", "data": {}}))
-            answers.append(json.loads(socket.recv(timeout=GIVE_UP_S)))
+        answers = [json.loads(socket.recv(timeout=GIVE_UP_S)) for socket in sockets]
         opened = [answer for answer in answers if answer["type"] == "observation"]
         refused = [answer["data"]["code"] for answer in answers if answer["type"] == "error"]
-        assert limit <= len(opened) <= limit + 2 and set(refused) == {"CAPACITY_REACHED"}
+        assert limit <= len(opened) <= limit + 3 and set(refused) == {"CAPACITY_REACHED"}
+        if option == "--max-sessions-per-principal":
+            with connected(other) as socket:
+                assert plain(socket, type="reset", data={})["type"] == "observation"
         for socket in sockets:
             socket.close()
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from errata_server.fleet import board as boards
-from errata_server.fleet.board import RECENT_SIDS, STALE_S, Board
+import pytest
+
+from errata_protocol.errors import CapacityReached
+from errata_server.fleet.board import COUNTS, RECENT_SIDS, STALE_S, Board
+from errata_server.fleet.member import FleetCapacity
 
 
 class Clock:
@@ -100,15 +104,50 @@ def test_bytes_of_two_neighbours_are_no_sid() -> None:
     assert board.owner_of("third") == 0, "behind a place where its bytes are those of two neighbours"
 
 
-def test_instances_are_those_of_all_workers_and_end_with_their_worker() -> None:
+def test_counts_are_those_of_all_workers_and_end_with_their_worker() -> None:
     board = Board(3, Clock())
-    board.count(0, 0, 2)
-    board.count(1, 0, 5)
-    board.count(1, 1, 7)
-    assert (board.instances(0), board.instances(1)) == (7, 7)
+    board.count(0, "environment a", 2)
+    board.count(1, "environment a", 5)
+    board.count(1, "principal a", 7)
+    board.count(1, "environment a", 6)
+    assert (board.total("environment a"), board.total("principal a"), board.total("other")) == (8, 7, 0)
     board.clear(1)
-    assert (board.instances(0), board.instances(1)) == (2, 0)
-    assert boards.ENVIRONMENTS > 1
+    assert (board.total("environment a"), board.total("principal a")) == (2, 0)
+    board.count(1, "principal a", 1)
+    assert board.total("principal a") == 1, "a worker that starts again counts anew"
+
+
+def test_a_worker_has_a_bounded_number_of_counts() -> None:
+    board = Board(2, Clock())
+    for n in range(COUNTS):
+        board.count(1, f"principal {n}", 1)
+    with pytest.raises(CapacityReached, match=str(COUNTS)):
+        board.count(1, "one more", 1)
+    board.count(1, "principal 0", 3)
+    assert (board.total("principal 0"), board.total("one more")) == (3, 0)
+
+
+def test_a_count_is_not_found_in_the_bytes_of_another() -> None:
+    board = Board(1, Clock())
+    hashes = {"a": b"hash of ", "b": (5).to_bytes(8, sys.byteorder)}
+    board._hash = hashes.__getitem__  # type: ignore[method-assign]
+    board.count(0, "a", 5)
+    assert board.total("b") == 0
+    board.count(0, "b", 2)
+    assert (board.total("a"), board.total("b")) == (5, 2)
+
+
+def test_a_limit_counts_the_instances_of_all_workers() -> None:
+    board = Board(2, Clock())
+    here, there = (FleetCapacity(3, board, worker, "principal a") for worker in range(2))
+    there.used += 2
+    assert (here.used, here.in_use, here.full) == (0, 2, False)
+    here.used += 1
+    assert here.full and there.full
+    refusal = here.refusal(takes_several=True, soon_free=False)
+    assert (refusal.details["active_sessions"], refusal.details["max_sessions"]) == (3, 3)
+    there.used -= 1
+    assert not here.full
 
 
 def test_a_fleet_has_started_once_each_worker_has() -> None:

@@ -236,7 +236,6 @@ def test_limits_are_shared_out_and_what_is_not_shared_is_refused() -> None:
     assert shared.max_unfinished_bytes == shared.max_frame, "a message of the largest size has to fit"
     for settings, web in (
         (Settings(), True),
-        (Settings(max_sessions_per_principal=3), False),
         (Settings(health_port=0), False),
     ):
         with pytest.raises(InvalidRequest, match="--workers 1"):

@@ -1,4 +1,4 @@
-"""`Board`: memory that the workers of a fleet share: heartbeats, connections, instances, and whose recent sids are.
+"""`Board`: memory that the workers of a fleet share: heartbeats, connections, counts, and whose recent sids are.
 
 It belongs to the supervisor, so it outlives each worker. A worker writes to its own part only, apart from the one
 count of connections that an acceptor raises for the worker that it hands a connection to, which the owner corrects at
@@ -15,6 +15,8 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
+from errata_protocol.errors import CapacityReached
+
 BEAT_S = 0.1
 """Time between two heartbeats of an event loop, seconds."""
 
@@ -24,16 +26,17 @@ STALE_S = 1.0
 RECENT_SIDS = 65_536
 """Sids of each worker that the board knows: those that were opened last."""
 
-ENVIRONMENTS = 64
-"""Most environments of a fleet."""
+COUNTS = 1024
+"""Most counts of a worker: one for each environment and each principal."""
 
-_SID_BYTES = 8
+_NAME_BYTES = 8
 _HEAD = struct.Struct("=dqqq")  # heartbeat, connections, whether it has started once, number of sids written
 _COUNT = struct.Struct("=q")
 _CONNECTIONS_AT = 8
 _COUNTS_AT = _HEAD.size
-_SIDS_AT = _COUNTS_AT + ENVIRONMENTS * _COUNT.size
-_PART = _SIDS_AT + RECENT_SIDS * _SID_BYTES
+_COUNT_BYTES = _NAME_BYTES + _COUNT.size  # the name's hash, and the count
+_SIDS_AT = _COUNTS_AT + COUNTS * _COUNT_BYTES
+_PART = _SIDS_AT + RECENT_SIDS * _NAME_BYTES
 
 
 class Board:
@@ -65,20 +68,36 @@ class Board:
     def take_sid(self, worker: int, sid: str) -> None:
         """Note that a multiplexed session is a worker's. Called before the session's row is committed."""
         beat, connections, started, written = self._head(worker)
-        at = worker * _PART + _SIDS_AT + written % RECENT_SIDS * _SID_BYTES
-        self._memory[at : at + _SID_BYTES] = self._hash(sid)
+        at = worker * _PART + _SIDS_AT + written % RECENT_SIDS * _NAME_BYTES
+        self._memory[at : at + _NAME_BYTES] = self._hash(sid)
         _HEAD.pack_into(self._memory, worker * _PART, beat, connections, started, written + 1)
 
-    def count(self, worker: int, environment: int, instances: int) -> None:
-        """Write how many instances of an environment a worker has."""
-        _COUNT.pack_into(self._memory, worker * _PART + _COUNTS_AT + environment * _COUNT.size, instances)
+    def count(self, worker: int, name: str, count: int) -> None:
+        """Write a worker's part of a count that all workers have.
+
+        Args:
+            worker: Number of the worker.
+            name: Name of the count.
+            count: The worker's part.
+
+        Raises:
+            CapacityReached: The worker has `COUNTS` others.
+        """
+        sought, begin = self._hash(name), worker * _PART + _COUNTS_AT
+        at = self._find(sought, begin, COUNTS, _COUNT_BYTES)
+        if at is None:
+            at = self._find(bytes(_NAME_BYTES), begin, COUNTS, _COUNT_BYTES)
+            if at is None:
+                raise CapacityReached(f"a worker counts at most {COUNTS} environments and principals together")
+            self._memory[at : at + _NAME_BYTES] = sought
+        _COUNT.pack_into(self._memory, at + _NAME_BYTES, count)
 
     def clear(self, worker: int) -> None:
-        """Called by the supervisor when a worker has ended: it has no connections and no instances. Its sids stay."""
+        """Called by the supervisor when a worker has ended: it has no connections and counts. Its sids stay."""
         _, _, started, written = self._head(worker)
         _HEAD.pack_into(self._memory, worker * _PART, 0.0, 0, started, written)
         at = worker * _PART + _COUNTS_AT
-        self._memory[at : at + ENVIRONMENTS * _COUNT.size] = bytes(ENVIRONMENTS * _COUNT.size)
+        self._memory[at : at + COUNTS * _COUNT_BYTES] = bytes(COUNTS * _COUNT_BYTES)
 
     # -- what all read ------------------------------------------------------------------------------------------------
 
@@ -103,21 +122,21 @@ class Board:
         """Return whether a worker has started at least once."""
         return bool(self._head(worker)[2])
 
-    def instances(self, environment: int) -> int:
-        """Return how many instances of an environment the whole fleet has."""
-        offset = _COUNTS_AT + environment * _COUNT.size
-        return sum(_COUNT.unpack_from(self._memory, worker * _PART + offset)[0] for worker in range(self.workers))
+    def total(self, name: str) -> int:
+        """Return a count of the whole fleet."""
+        sought, total = self._hash(name), 0
+        for worker in range(self.workers):
+            at = self._find(sought, worker * _PART + _COUNTS_AT, COUNTS, _COUNT_BYTES)
+            if at is not None:
+                total += _COUNT.unpack_from(self._memory, at + _NAME_BYTES)[0]
+        return total
 
     def owner_of(self, sid: str) -> int | None:
         """Return the worker that opened a multiplexed session; None where no worker has opened it recently."""
         sought = self._hash(sid)
         for worker in range(self.workers):
-            begin = worker * _PART + _SIDS_AT
-            end = begin + min(self._head(worker)[3], RECENT_SIDS) * _SID_BYTES
-            at = self._memory.find(sought, begin, end)
-            while at >= 0 and (at - begin) % _SID_BYTES:  # bytes of two neighbours
-                at = self._memory.find(sought, at + 1, end)
-            if at >= 0:
+            written = min(self._head(worker)[3], RECENT_SIDS)
+            if self._find(sought, worker * _PART + _SIDS_AT, written, _NAME_BYTES) is not None:
                 return worker
         return None
 
@@ -136,8 +155,16 @@ class Board:
             _COUNT.pack_into(self._memory, chosen * _PART + _CONNECTIONS_AT, self.connections(chosen) + 1)
         return chosen
 
+    def _find(self, sought: bytes, begin: int, entries: int, entry_bytes: int) -> int | None:
+        """Return the offset of an entry that begins with a hash; None where there is none."""
+        end = begin + entries * entry_bytes
+        at = self._memory.find(sought, begin, end)
+        while at >= 0 and (at - begin) % entry_bytes:  # bytes of something else
+            at = self._memory.find(sought, at + 1, end)
+        return at if at >= 0 else None
+
     def _head(self, worker: int) -> tuple[float, int, int, int]:
         return _HEAD.unpack_from(self._memory, worker * _PART)
 
-    def _hash(self, sid: str) -> bytes:
-        return hashlib.blake2b(sid.encode(), key=self._key, digest_size=_SID_BYTES).digest()
+    def _hash(self, name: str) -> bytes:
+        return hashlib.blake2b(name.encode(), key=self._key, digest_size=_NAME_BYTES).digest()

@@ -38,7 +38,6 @@ def shared_settings(settings: Settings, workers: int, *, web: bool) -> Settings:
     web = web or os.environ.get("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes")
     alone = {
         "OpenEnv's web interface has one session": web,
-        "the limit of sessions of a principal counts one process": settings.max_sessions_per_principal is not None,
         "the port of probes is one process's": settings.health_port is not None,
     }
     for why in (text for text, is_set in alone.items() if is_set):

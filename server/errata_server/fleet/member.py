@@ -20,7 +20,7 @@ from errata_protocol.shards import shard_of
 
 from ..runtime.capacity import Capacity
 from ..runtime.metrics import Metrics
-from .board import ENVIRONMENTS, Board
+from .board import Board
 from .relay import Relay
 from .routes import of_id
 
@@ -57,21 +57,24 @@ class Plan:
 
 
 class FleetCapacity(Capacity):
-    """A limit on the instances of an environment in all workers.
+    """A limit on the instances of an environment, or of a principal, in all workers.
 
     It is exact but for opens of the same moment: those of N workers may exceed it by N - 1.
 
     Args:
-        limit: Upper bound of `used`.
+        limit: Upper bound of `in_use`.
         board: Where the workers write their counts.
         worker: This worker.
-        environment: Number of the environment.
+        name: Name of the count.
+
+    Raises:
+        CapacityReached: This worker has too many counts.
     """
 
-    __slots__ = ("_board", "_environment", "_here", "_worker")
+    __slots__ = ("_board", "_here", "_name", "_worker")
 
-    def __init__(self, limit: int | None, board: Board, worker: int, environment: int) -> None:
-        self._board, self._worker, self._environment, self._here = board, worker, environment, 0
+    def __init__(self, limit: int | None, board: Board, worker: int, name: str) -> None:
+        self._board, self._worker, self._name, self._here = board, worker, name, 0
         super().__init__(limit)
 
     @property
@@ -81,13 +84,13 @@ class FleetCapacity(Capacity):
 
     @used.setter
     def used(self, used: int) -> None:
+        self._board.count(self._worker, self._name, used)
         self._here = used
-        self._board.count(self._worker, self._environment, used)
 
     @property
-    def full(self) -> bool:
-        """No further session may get an instance."""
-        return self.limit is not None and self._board.instances(self._environment) >= self.limit
+    def in_use(self) -> int:
+        """Instances of all workers."""
+        return self._board.total(self._name)
 
 
 class Member:
@@ -104,7 +107,6 @@ class Member:
         self.relayed = 0
         self.others = [other for other in range(len(plan.names)) if other != worker]
         self.close_here: dict[str, Callable[[str, str | None], Awaitable[int]]] = {}
-        self._environments: dict[str, int] = {}
         self._clients: dict[int, httpx.AsyncClient] = {}
 
     def show(self, metrics: Metrics) -> None:
@@ -133,17 +135,18 @@ class Member:
         """Return the capacity of an environment, which counts the instances of all workers.
 
         Raises:
-            InvalidRequest: The environment has one instance, or there are more environments than the board holds.
+            InvalidRequest: The environment has one instance.
         """
         if limit == 1:
             raise InvalidRequest(
                 f"{environment} has one instance, which several workers cannot share: serve it with --workers 1, or "
                 "let it have more (SUPPORTS_CONCURRENT_SESSIONS, --max-sessions)"
             )
-        number = self._environments.setdefault(environment, len(self._environments))
-        if number >= ENVIRONMENTS:
-            raise InvalidRequest(f"a fleet serves at most {ENVIRONMENTS} environments: use --workers 1 for more")
-        return FleetCapacity(limit, self.plan.board, self.worker, number)
+        return FleetCapacity(limit, self.plan.board, self.worker, f"environment {environment}")
+
+    def principal_capacity(self, principal: str | None, limit: int | None) -> Capacity:
+        """Return the capacity of a principal, which counts the instances of all workers."""
+        return FleetCapacity(limit, self.plan.board, self.worker, f"principal {principal or ''}")
 
     def relay(self, socket: WebSocket, handshake: WebSocket, limits: ServerLimits) -> Relay:
         """Return the relay of a multiplexed socket."""

@@ -3,6 +3,7 @@ unfinished messages of a principal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from errata_protocol.errors import CapacityReached
@@ -26,9 +27,14 @@ class Capacity:
         self.used = 0
 
     @property
+    def in_use(self) -> int:
+        """Instances that count against the limit: those of all processes, where several share it."""
+        return self.used
+
+    @property
     def full(self) -> bool:
         """No further session may get an instance."""
-        return self.limit is not None and self.used >= self.limit
+        return self.limit is not None and self.in_use >= self.limit
 
     def freed_by(self, other: Capacity) -> bool:
         """Return whether closing an instance that is counted in ``other`` lowers `used` here."""
@@ -57,8 +63,8 @@ class Capacity:
                 "time: close the session that has it first (of a fork, the parent)"
             )
         return CapacityReached(
-            f"Server at capacity: {self.used}/{self.limit} sessions active; {remedy}",
-            active_sessions=self.used,
+            f"Server at capacity: {self.in_use}/{self.limit} sessions active; {remedy}",
+            active_sessions=self.in_use,
             max_sessions=self.limit,
             **({"retry_after": RETRY_AFTER_S} if soon_free or self.limit != 1 else {}),
         )
@@ -90,6 +96,11 @@ class SharedCapacity(Capacity):
         self.owners.used += taken
 
     @property
+    def in_use(self) -> int:
+        """Instances of the environment that count against its limit."""
+        return self.whole.in_use
+
+    @property
     def limit(self) -> int | None:  # type: ignore[override]
         """Upper bound of `used`."""
         return self.whole.limit
@@ -118,9 +129,9 @@ class SharedCapacity(Capacity):
         if not self.owners.full:
             return super().refusal(takes_several=takes_several, soon_free=soon_free)
         return CapacityReached(
-            f"this principal is at its capacity: {self.owners.used}/{self.owners.limit} sessions active; close "
+            f"this principal is at its capacity: {self.owners.in_use}/{self.owners.limit} sessions active; close "
             "one, or raise ERRATA_MAX_SESSIONS_PER_PRINCIPAL (errata serve --max-sessions-per-principal)",
-            active_sessions=self.owners.used,
+            active_sessions=self.owners.in_use,
             max_sessions=self.owners.limit,
             retry_after=RETRY_AFTER_S,
         )
@@ -132,17 +143,29 @@ class PrincipalQuotas:
     Args:
         max_sessions: Environment instances of one principal; None for no limit.
         max_unfinished_bytes: Bytes of one principal's messages that have not arrived whole.
+        shared: Returns the capacity of a principal that several processes share, given the limit; None for one process.
     """
 
-    def __init__(self, max_sessions: int | None, max_unfinished_bytes: int) -> None:
+    def __init__(
+        self,
+        max_sessions: int | None,
+        max_unfinished_bytes: int,
+        shared: Callable[[str | None, int | None], Capacity] | None = None,
+    ) -> None:
         self._max_sessions = max_sessions
+        self._shared = shared
         self._max_unfinished_bytes = max_unfinished_bytes
         self._instances: dict[str | None, Capacity] = {}
         self._unfinished: dict[str | None, Allowance] = {}
 
     def instances(self, principal: str | None) -> Capacity:
         """Return the limit of a principal's environment instances."""
-        return self._instances.setdefault(principal, Capacity(self._max_sessions))
+        found = self._instances.get(principal)
+        if found is None:
+            limit = self._max_sessions
+            found = Capacity(limit) if self._shared is None else self._shared(principal, limit)
+            self._instances[principal] = found
+        return found
 
     def unfinished(self, principal: str | None) -> Allowance:
         """Return the limit of a principal's unfinished messages, over all its sockets."""

@@ -45,6 +45,9 @@ class Fleet(Protocol):
     def capacity(self, environment: str, limit: int | None) -> Capacity:
         """Return the capacity of an environment, which counts the instances of all workers."""
 
+    def principal_capacity(self, principal: str | None, limit: int | None) -> Capacity:
+        """Return the capacity of a principal, which counts the instances of all workers."""
+
     def relay(self, socket: WebSocket, handshake: WebSocket, limits: ServerLimits) -> SocketRelay:
         """Return the relay of a multiplexed socket.
 

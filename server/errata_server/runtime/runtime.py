@@ -130,7 +130,11 @@ class Runtime:
         self.live_sessions = LiveSessions(self.store)
         self.specs: dict[str, EnvironmentSpec] = {}
         self.sandbox = Sandboxes(settings, self.data_dir, sandboxes)
-        self.quotas = PrincipalQuotas(settings.max_sessions_per_principal, settings.max_unfinished_bytes)
+        self.quotas = PrincipalQuotas(
+            settings.max_sessions_per_principal,
+            settings.max_unfinished_bytes,
+            shared=None if fleet is None else fleet.principal_capacity,
+        )
         self.retention_clock = RetentionClock(self.clock.time())
         self.shutdown = Shutdown()
         self.shutdown.on_begin(self.store.stop_compaction)  # the request that waits for it is waited for
