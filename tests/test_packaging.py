@@ -201,6 +201,7 @@ COMMANDS = {
     ERRATA: {
         ("console_scripts", "errata", "errata_server.cli:main"),
         ("errata.environments", "terminal", "terminal_env:SPEC"),
+        ("errata.demos", "fleet", "errata_environment.fleet_demo:main"),
         ("errata.demos", "terminal", "terminal_env.demo:main"),
     },
     BENCH: {

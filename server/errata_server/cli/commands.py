@@ -306,9 +306,10 @@ def demo(
         typer.Argument(metavar="NAME", help="Which demo, terminal without a name; then its own options."),
     ] = None,
 ) -> None:
-    """Run a demonstration: terminal, swe, training or learning.
+    """Run a demo: terminal, swe, training, learning or fleet.
 
-    The demos terminal and swe run a scripted agent and show markers, state(t), a crash and a fork.
+    The demos terminal and swe run a scripted agent and show markers, state(t), a crash and a fork. The demo fleet kills
+    one of several workers beneath 2,000 sessions and counts every step.
     """
     options = arguments or []
     name = options.pop(0) if options and not options[0].startswith("-") else "terminal"
