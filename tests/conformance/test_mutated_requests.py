@@ -163,6 +163,7 @@ TAKEN = {
 }
 """What answers a message that is taken; None: nothing does."""
 ANSWERED: list[tuple[str, str | None]] = [
+    (r"Part sid (zero|swap)", "INVALID_ENVELOPE"),  # PROTOCOL D9: the whole is of another session
     (r"(Capabilit|Part|Resume)\w* sid", "taken"),  # it has none, or it is ignored
     (r"(Ack|Cancel|Mc\w+|Reset|Step|Close|Fork|State|Rewards) sid", "NOT_ATTACHED"),  # PROTOCOL D12
     (r"Open sid", "SESSION_LOST"),  # PROTOCOL D3: the sid of another session; `A`s name the child of a fork before
@@ -313,7 +314,11 @@ async def test_every_mutation_over_http_gets_its_status(app: FastAPI) -> None:
                 if not mutation.message.startswith("http."):
                     continue
                 fork = mutation.message == "http.ForkRequest"
-                message = {"t": 1, "request_id": name()}
+                message: dict[str, Any] = {
+                    "t": 1,
+                    "request_id": name(),
+                    "labels": {"group": "g", "step": 3, "run": "r"},
+                }
                 if not fork:
                     message = {"t": 1, "value": 0.5, "source": "judge", "reward_id": name()}
                 text = mutated(mutation, message, session)
@@ -322,5 +327,8 @@ async def test_every_mutation_over_http_gets_its_status(app: FastAPI) -> None:
                 name_ = mutation.path in ("request_id", "reward_id", "source")
                 swapped = 422 if name_ else 404 if beyond else 200  # a number where a name belongs
                 wanted = {"drop": 422, "zero": 200, "repeat": 400, "swap": swapped}[mutation.how]
+                if mutation.path.startswith("labels") and mutation.how != "repeat":
+                    sent = json.loads(text)
+                    wanted = 200 if jsonschema.Draft202012Validator(schema(mutation.message)).is_valid(sent) else 422
                 assert reply.status_code == wanted, (str(mutation), text, reply.text)
         await session.step()
