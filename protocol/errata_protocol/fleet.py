@@ -68,7 +68,7 @@ class FleetMembers(BaseModel):
     """The members of a server, in an order that stays.
 
     Attributes:
-        version: What changes whenever a member does; opaque to clients.
+        version: Version of the list, which changes whenever a member does; opaque to clients.
         members: The members.
     """
 

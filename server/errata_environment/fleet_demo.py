@@ -47,7 +47,7 @@ class CountObservation(Observation):  # type: ignore[misc]
 
 
 class CountEnvironment(Environment[CountAction, CountObservation, State]):  # type: ignore[misc]
-    """Adds up what it is given, so that a step that acted twice or never is seen in every later one."""
+    """Adds up numbers: every step after one that acted twice, or not at all, shows it."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     ANY_THREAD = True

@@ -17,7 +17,7 @@ class Places:
     """The members of one server, for all clients of an event loop that share connections to it.
 
     Args:
-        dial: How sockets of the server are opened, at whichever member.
+        dial: How sockets of the server are opened, at any member.
     """
 
     def __init__(self, dial: Dial) -> None:

@@ -124,9 +124,9 @@ async def join(base_url: str, dial: Dial) -> Lease | ClientConnection | None:
 
 
 async def join_placed(base_url: str, dial: Dial, group: str) -> Lease | ClientConnection | None:
-    """Do `join`; where the server has several members, at the one that a new session is to be opened at.
+    """Join the connection to the member at which a new session is to be opened; of a server with one member, do `join`.
 
-    The first connection tells whether there are several, and is used for the sessions of its own member.
+    The first connection tells whether there are several members, and is used for the sessions of its own.
 
     Args:
         base_url: The server's base URL.

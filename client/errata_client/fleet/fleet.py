@@ -23,7 +23,7 @@ class Fleet:
     """The members of a server that is several processes. A server that is one process is one member.
 
     Args:
-        source: Where they are read; `of` finds one.
+        source: Source that the members are read from; `of` finds one.
     """
 
     def __init__(self, source: Source) -> None:

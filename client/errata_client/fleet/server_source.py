@@ -33,7 +33,7 @@ _SCHEMES = {"ws": "http", "wss": "https"}
 
 
 class ServerSource:
-    """The members that a server tells. Where it cannot be reached, the others that it told of are asked.
+    """The members that a server lists. Where it cannot be reached, other members of its last list are asked.
 
     Args:
         url: Base URL of any member, as for `ErrataClient`.

@@ -1,8 +1,8 @@
 """`MergedEvents`: the streams of events of all workers as one (``GET /episodes/events``).
 
-An episode is one worker's, so its events are in one stream and keep their order. The cursor of the merged stream is
-that of each worker's, so that the stream goes on from there at every worker. Where one of them ends, because its worker
-does, the merged stream ends too: its client connects again, and a worker that has started anew says ``restart``.
+An episode is one worker's, so its events are in one stream and keep their order. A cursor of the merged stream has the
+cursors of all workers' streams, and each of them goes on from its own. When a worker ends, the merged stream ends: its
+client connects again, and the worker that has started again answers with ``restart``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def _read(worker: int, answer: httpx.Response, read: asyncio.Queue[tuple[i
 def _renamed(message: bytes, cursors: list[str | None], worker: int) -> bytes:
     """Return a message of a worker with the cursor of all as its id.
 
-    It has none until each worker has sent its first message: whoever went on from there would miss something.
+    It has no id until each worker has sent its first message: a stream that went on from there would miss something.
 
     Args:
         message: The message, without the empty line at its end.

@@ -148,9 +148,9 @@ class Forwarder:
         Args:
             shard: Number of the worker.
             request: The request.
-            content: Body to send; None for none.
-            stream: Whether the answer is read as it comes, by whoever gets it.
-            last_event: ``Last-Event-ID`` to send in place of the request's; None for none in its place.
+            content: Body to send; None to send none.
+            stream: Whether the answer is returned before its body has come.
+            last_event: ``Last-Event-ID`` to send in place of the request's; None to leave that as it is.
 
         Raises:
             JournalUnavailable: The worker does not answer.

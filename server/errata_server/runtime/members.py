@@ -11,7 +11,8 @@ from errata_protocol.fleet import FleetMember, FleetMembers
 class MemberWatch:
     """The members of a server, for those who ask and those who wait for a change.
 
-    Members change without an event, so whoever has a heartbeat calls `look`. One process has none: nothing changes.
+    Members change without an event, so a worker of several calls `look` at each heartbeat. A server of one process has
+    no changes.
 
     Args:
         members: Returns the members as they are now.
