@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,39 +142,67 @@ def shard_names(data_dir: Path) -> list[str]:
     return [(directory / "shard").read_text().strip() for directory in shards(data_dir, WORKERS)]
 
 
+async def stormed(url: str, strike: Callable[[], Awaitable[None]]) -> list[str]:
+    """Let clients that know no fleet, and those that do, step on both kinds of socket meanwhile; return their eids."""
+    connections = [*(Unaware(url) for _ in range(3)), *(Connection(url) for _ in range(2))]
+    clients = [ErrataClient[Any, Any, Any](connection=connections[n // 2]) for n in range(10)]
+    clients += [ErrataClient[Any, Any, Any](url, mux=False, durable=True) for _ in range(4)]
+    begun = asyncio.Barrier(len(clients) + 1)
+    playing = asyncio.gather(*(played(client, STEPS, 0.05, begun) for client in clients))
+    await begun.wait()  # a first connection that is reset is an error to its client
+    await strike()
+    eids = await playing
+    for client in clients:
+        state = await client.state()
+        assert (state["step_count"] if isinstance(state, dict) else state.step_count) == STEPS
+        await client.close()
+    for connection in connections:
+        await connection.aclose()
+    return eids
+
+
 @pytest.mark.storm
 def test_every_step_acts_once_though_workers_are_killed(fleet: Fleet, data_dir: Path) -> None:
-    """Clients that know no fleet, and those that do, on both kinds of socket, while random workers get SIGKILL."""
-
-    async def storm() -> list[str]:
-        connections = [*(Unaware(fleet.url) for _ in range(3)), *(Connection(fleet.url) for _ in range(2))]
-        clients = [ErrataClient[Any, Any, Any](connection=connections[n // 2]) for n in range(10)]
-        clients += [ErrataClient[Any, Any, Any](fleet.url, mux=False, durable=True) for _ in range(4)]
-        begun = asyncio.Barrier(len(clients) + 1)
-        playing = asyncio.gather(*(played(client, STEPS, 0.05, begun) for client in clients))
-        await begun.wait()  # a first connection that is reset is an error to its client
+    async def strike() -> None:
         chosen = random.Random(7)
         for _ in range(KILLS):
             victim = chosen.choice(fleet.pids)
             os.kill(victim, signal.SIGKILL)
-            await asyncio.to_thread(
-                until, lambda victim=victim: victim not in fleet.pids and len(fleet.pids) == WORKERS
-            )
-        eids = await playing
-        for client in clients:
-            state = await client.state()
-            assert (state["step_count"] if isinstance(state, dict) else state.step_count) == STEPS
-            await client.close()
-        for connection in connections:
-            await connection.aclose()
-        return eids
+            await asyncio.to_thread(fleet.wait_for_other, victim)
 
-    eids = asyncio.run(storm())
+    eids = asyncio.run(stormed(fleet.url, strike))
     fleet.wait_for_all()
     found = {one["eid"]: one["deliveries"] for one in fleet.episodes()}
     assert found == dict.fromkeys(eids, STEPS + 1), "no episode is missing, and none was begun twice"
     named = {re.fullmatch(r"ep_sh-([a-z0-9]{12})-.+", eid)[1] for eid in eids}  # type: ignore[index]
     assert named <= set(shard_names(data_dir)) and len(named) > 1
+
+
+@pytest.mark.chaos
+def test_every_step_acts_once_though_the_supervisor_is_killed(tmp_path: Path) -> None:
+    """A service manager starts it again at the same address; its workers have died with it."""
+
+    def started(*options: str) -> ServerProcess:
+        return ServerProcess(TARGET, tmp_path, "--workers", str(WORKERS), "--no-fsync", *options, start_s=120)
+
+    servers = [started()]
+    url = servers[0].url
+    port = url.rpartition(":")[2]
+
+    async def strike() -> None:
+        for _ in range(2):
+            pids = Fleet(servers[-1]).pids
+            servers[-1].kill()
+            await asyncio.to_thread(until, lambda pids=pids: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+            servers.append(await asyncio.to_thread(started, "--port", port))
+
+    try:
+        eids = asyncio.run(stormed(url, strike))
+        found = {one["eid"]: one["deliveries"] for one in Fleet(servers[-1]).episodes()}
+        assert found == dict.fromkeys(eids, STEPS + 1) and [server.url for server in servers] == [url] * 3
+    finally:
+        servers[-1].stop()
+    assert len(list((tmp_path / "shards" / "sockets").iterdir())) == WORKERS, "sockets of the killed are replaced"
 
 
 @pytest.mark.storm
