@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.json_text import MAX_VALUES
 from errata_server.fleet import relay as relays
 from errata_server.fleet.limits import count_of, shared_settings
 from errata_server.fleet.relay import SPLIT_BYTES, Relay, resume_of, split
@@ -165,8 +166,12 @@ def test_an_open_in_parts_that_is_sent_again_goes_to_the_worker_that_has_the_ses
 
 @pytest.mark.parametrize(
     ("whole", "of"),
-    [({"type": "part", "data": {"n": 1, "of": 1, "text": "{}"}}, 2), ({"type": "resume", "data": ["x" * 2**20]}, 2)],
-    ids=["a part", "too long"],
+    [
+        ({"type": "part", "data": {"n": 1, "of": 1, "text": "{}"}}, 2),
+        ({"type": "resume", "data": ["x" * 2**20]}, 2),
+        ({"type": "resume", "data": [{}] * (MAX_VALUES + 1)}, 2),
+    ],
+    ids=["a part", "too long", "too many values"],
 )
 def test_what_parts_without_an_address_may_not_make_is_left_to_its_reader(whole: dict[str, Any], of: int) -> None:
     relay = _Relay({THERE: 1})

@@ -28,6 +28,7 @@ from errata_protocol.errors import FrameTooLarge, InvalidEnvelope, JournalUnavai
 from errata_protocol.json_text import elements
 from errata_protocol.mux.parts import Assembly
 
+from ..doors.json_values import excess
 from ..doors.session_socket import GONE
 from .board import RECENT_SIDS
 from .origin import passed_on
@@ -42,7 +43,6 @@ LINK_BYTES = 64 * 1024**2
 
 SERVICE_RESTART = 1012
 """WebSocket close code of a client's socket where a worker that has some of its sessions has ended."""
-
 
 SPLIT_BYTES = 64 * 1024
 """Size of a frame up to which it is split on the event loop, bytes; a longer one is split on a thread."""
@@ -234,7 +234,8 @@ class Relay:
     async def _assembled(self, element: Element) -> Element | None:
         """Return an envelope, or what a part that names no session makes with those before it; None until it is whole.
 
-        A part that is wrong, or makes no envelope, is left to its reader, which answers with an error.
+        A part that is wrong, or makes no envelope or one with too many values, is left to its reader, which answers
+        with an error.
         """
         part = element.part
         if part is None:
@@ -245,6 +246,8 @@ class Relay:
             return element
         if text is None:
             return None
+        if len(text) > SPLIT_BYTES and await excess(text) is not None:
+            return element
         whole = await _split(text)
         return whole[0] if whole is not None and len(whole) == 1 and whole[0].head.type != "part" else element
 

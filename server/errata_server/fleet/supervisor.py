@@ -146,7 +146,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _plan(bind: Bind, names: Sequence[str], directories: Sequence[Path]) -> Iterator[Plan]:
-    """Make what the workers inherit; the workers leave this, too, and keep it.
+    """Make what the workers inherit. A worker leaves this context right after its fork, and keeps what it inherited.
 
     Raises:
         JournalUnavailable: The data directory can have no Unix sockets.
