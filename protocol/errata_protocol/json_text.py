@@ -34,14 +34,14 @@ _GLANCE = 1024**2
 """Characters in which all commas and brackets are counted at a time."""
 _PIECE = 64 * 1024
 """Characters in which those outside of strings are counted at a time."""
-_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _STRINGS = re.compile(_STRING, re.DOTALL)
-_STRING_OF_PIECE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("|\\?\Z)', re.DOTALL)
+_PLAIN_STRINGS = re.compile(rb'"[^"]*+"')
 _TOKEN = re.compile(rb'(?:[^"\[\]{},:]++|' + _STRING + rb")*+([\[\]{},:])", re.DOTALL)
 _BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+([\[\]{}])", re.DOTALL)
 _LEVELS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _SPACE = b" \t\r\n"
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NO_MARKS = bytes(set(range(256)) - set(b'"[]{},'))
 _HALF = re.compile("[\ud800-\udfff]")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _RAW = msgspec.json.Decoder(msgspec.Raw)
@@ -130,18 +130,34 @@ def _with_text(value: Any, level: int) -> Any:
 
 
 class ValueCounter:
-    """Counts the values of one JSON text, which may come in parts. What is not JSON has some number too.
+    """Counts the values and levels of one JSON text, which may come in parts. What is not JSON has some number too.
 
     Args:
         most: Number of values up to which the text has not too many.
+        levels: Number of levels up to which the text nests not too deep; None where that is not asked.
     """
 
-    def __init__(self, most: int = MAX_VALUES) -> None:
+    def __init__(self, most: int = MAX_VALUES, levels: int | None = None) -> None:
         self._most = most
+        self._levels = levels
         self._may_have = 0
+        self._may_open = 0
         self._count = 0
+        self._level = 0
+        self._deepest = 0
         self._parts: list[bytes | str] = []
-        self._carry = b""  # a string that goes on in the next piece begins with this
+        self._in_string = False
+        self._backslash = b""  # one that escapes the first character of the next piece
+
+    @property
+    def has_too_many(self) -> bool:
+        """Whether the text so far has too many values."""
+        return self._count > self._most
+
+    @property
+    def nests_too_deep(self) -> bool:
+        """Whether the text so far has too many levels. What follows a piece with too many values is not looked at."""
+        return self._levels is not None and self._deepest > self._levels
 
     def add(self, part: bytes | str) -> Iterator[bool]:
         """Count those of the next part; yield, a piece at a time, whether the text has too many so far.
@@ -152,29 +168,55 @@ class ValueCounter:
             if at:
                 yield False
             glance = part[at : at + _GLANCE]
-            for mark in ",[{":
-                self._may_have += glance.count(mark) if isinstance(glance, str) else glance.count(mark.encode())
+            opened, commas = (
+                (glance.count("[") + glance.count("{"), glance.count(","))
+                if isinstance(glance, str)
+                else (glance.count(b"[") + glance.count(b"{"), glance.count(b","))
+            )
+            self._may_open += opened
+            self._may_have += opened + commas
         self._parts.append(part)
-        if self._may_have <= self._most:
+        if self._may_have <= self._most and (self._levels is None or self._may_open <= self._levels):
             return  # not even if no string had any of these characters
         parts, self._parts = self._parts, []
         for one in parts:
             for at in range(0, len(one), _PIECE):
+                if self.has_too_many:
+                    yield True
+                    return
                 piece = one[at : at + _PIECE]
                 self._count_piece(piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass"))
-                yield self._count > self._most
+                yield self.has_too_many
 
     def _count_piece(self, piece: bytes) -> None:
-        # A string leaves its two quotes, and one without an end its first, and a backslash that the piece ends with.
-        bare = _STRING_OF_PIECE.sub(rb'"\1', self._carry + piece)
-        self._carry = b"" if bare.count(b'"') % 2 == 0 else b'"\\' if bare.endswith(b"\\") else b'"'
-        self._count += bare.count(b",") + bare.count(b"[") + bare.count(b"{")
+        # Without escapes a quote begins or ends a string, and deleting them is faster than matching strings with them.
+        piece = self._backslash + piece
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            self._backslash, piece = b"\\", piece[:-1]
+        else:
+            self._backslash = b""
+        if b"\\" in piece:
+            piece = piece.replace(rb"\\", b"").replace(rb"\"", b"")
+        marks = piece.translate(None, _NO_MARKS)
+        bare = _PLAIN_STRINGS.sub(b"", b'"' + marks if self._in_string else marks)
+        begins = bare.find(b'"')
+        self._in_string = begins >= 0
+        if self._in_string:
+            bare = bare[:begins]
+        opened = bare.count(b"[") + bare.count(b"{")
+        self._count += bare.count(b",") + opened
+        if self._level + opened > self._deepest:
+            steps = memoryview(bare.translate(_LEVELS, b",")).cast("b")
+            self._deepest = max(self._deepest, max(itertools.accumulate(steps, initial=self._level)))
+        self._level += opened - bare.count(b"]") - bare.count(b"}")
 
 
 def depth(text: bytes) -> int:
     """Return the number of nested levels of objects and arrays in valid JSON text."""
-    brackets = _STRINGS.sub(b"", text).translate(_LEVELS, _NO_BRACKETS)
-    return max(itertools.accumulate(memoryview(brackets).cast("b")), default=0)
+    counter = ValueCounter()
+    for at in range(0, len(text), _PIECE):
+        counter._count_piece(text[at : at + _PIECE])
+    return counter._deepest
 
 
 def elements(text: bytes) -> list[bytes]:

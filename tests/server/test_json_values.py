@@ -170,6 +170,58 @@ async def test_parts_of_too_many_values_are_refused_without_delay_of_others(enve
         assert answer["data"]["code"] in ("INVALID_ENVELOPE", "NOT_ATTACHED"), answer
 
 
+SOURCE = "def f(x):\n    return {'a': [x]}  # \"\\\\\"\n" * 100_000
+"""A text of five million characters, with as many brackets and escapes as source code has."""
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        pytest.param('{"type": "step", "sid": "SID", "id": 1, "data": {"note": TEXT}}', id="a request"),
+        pytest.param('{"type": "step", "sid": "SID", "id": 1, "x": 1, "data": {"note": TEXT}}', id="an unknown field"),
+        pytest.param('{"type": "step", "sid": "SID", "id": 1, "data": [NESTED, TEXT]}', id="too deep"),
+        pytest.param('{"type": "step", "sid": "SID", "id": 1, "data": ["\\ud800", TEXT]}', id="half a surrogate pair"),
+        pytest.param('{"type": "open", "sid": "SID", "data": {"key": TEXT}}', id="a control message"),
+    ],
+)
+async def test_a_long_text_with_brackets_and_escapes_delays_no_others(envelope: str, in_parts: bool) -> None:
+    # The watch on event loops (tests/loop_watch.py) fails this where it takes long.
+    sid = "a" * 24
+    nested = "[" * 100 + "]" * 100
+    envelope = envelope.replace("SID", sid).replace("NESTED", nested).replace("TEXT", json.dumps(SOURCE))
+    async with Peer(served(), subprotocols=(PROTOCOL_NAME,)) as peer:
+        if in_parts:
+            pieces = [envelope[at : at + 1024**2] for at in range(0, len(envelope), 1024**2)]
+            for n, piece in enumerate(pieces, 1):
+                part = {"type": "part", "sid": sid, "id": 1, "data": {"n": n, "of": len(pieces), "text": piece}}
+                peer.send(json.dumps(part))
+                await asyncio.sleep(0)
+        else:
+            peer.send(envelope)
+        answer = await peer.receive()
+        assert answer is not None and answer["type"] == "error", answer
+        assert answer["data"]["code"] in ("INVALID_ENVELOPE", "NOT_ATTACHED"), answer
+
+
+async def test_a_long_request_that_comes_again_with_other_spaces_is_another_one() -> None:
+    sid = "a" * 24
+    action = json.dumps({"n": 1, "metadata": {"a": SOURCE}})
+    async with Peer(served(), subprotocols=(PROTOCOL_NAME,)) as peer:
+
+        async def step(data: str) -> dict[str, Any]:
+            reply = await peer.ask(f'{{"type": "step", "sid": "{sid}", "id": 2, "data": {data}}}')
+            assert reply is not None
+            return reply
+
+        opened = await peer.ask({"type": "open", "sid": sid, "data": {"key": "k" * 24}})
+        await peer.ask({"type": "reset", "sid": sid, "id": 1})
+        first = await step(action)
+        assert opened is not None and opened["type"] == "opened" and first["type"] == "observation", first
+        assert await step(action) == first
+        assert (await step(action.replace("1", " 1", 1)))["data"]["code"] == "CONFLICT"
+
+
 async def test_a_large_mux_frame_of_too_many_values_is_refused_whole() -> None:
     async with Peer(served(), subprotocols=(PROTOCOL_NAME,)) as peer:
         answer = await peer.ask({"type": "open", "data": {"a": [[]] * 4_000_000}})

@@ -53,7 +53,7 @@ class Receiving(Sending):
             address = (envelope.sid, envelope.id, envelope.q, envelope.seq)
             whole = self._assembly.add(address, piece.n, piece.of, piece.text)
             if whole is not None:
-                for inner, inner_data in read_server_frame(whole):
+                for inner, inner_data in read_server_frame(whole.text):
                     self._handle(inner, inner_data, now)
             return
         if envelope.q is not None:

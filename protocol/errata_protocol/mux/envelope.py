@@ -26,6 +26,7 @@ Decisions that PROTOCOL D states:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -51,6 +52,14 @@ Count = Annotated[int, Meta(ge=0, le=MAX_ID)]
 Sid = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{21,128}\Z")]
 """Session id or key: URL-safe and long enough to hold 122 random bits."""
 Eid = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.~-]{1,128}\Z")]
+
+_TEXT = rb'"(?:[^"\\]++|\\.)*+"'
+_MEMBER = (
+    rb'\s*+"(?!data")[^"\\]*+"\s*+:\s*+(?:' + _TEXT + rb'|[^\s"{}\[\],]++|\{(?:[^"{}\[\]]++|' + _TEXT + rb")*+\})\s*+"
+)
+_BEFORE_DATA = re.compile(rb"\s*+\{(?:" + _MEMBER + rb',)*+\s*+"data"\s*+:\s*+(?=[\[{])')
+_AFTER_DATA = re.compile(rb"(?<=[\]}])\s*+(?:," + _MEMBER + rb")*+\}\s*+\Z")
+"""What stands before and after the data of an envelope, if that is an array or an object."""
 
 EMPTY = b"{}"
 """``data`` of an envelope that has none."""
@@ -125,13 +134,16 @@ def is_sid(text: str) -> bool:
     return SESSION.matches(text)
 
 
-def read_frame(frame: bytes | str, *, max_bytes: int = 1 << 24, max_elements: int = 256) -> list[Element]:
+def read_frame(
+    frame: bytes | str, *, max_bytes: int = 1 << 24, max_elements: int = 256, shallow: bool = False
+) -> list[Element]:
     """Decode and validate a frame from a client.
 
     Args:
         frame: A complete text or binary message.
         max_bytes: Size limit of the frame.
         max_elements: Most envelopes in one frame.
+        shallow: Whether it is known to nest at most `MAX_DEPTH` levels.
 
     Returns:
         For each element its envelope and the exact bytes of its ``data``, or a `Malformed`.
@@ -148,7 +160,7 @@ def read_frame(frame: bytes | str, *, max_bytes: int = 1 << 24, max_elements: in
         frame.decode()
     except UnicodeError as error:
         raise Unparsable(f"the frame is not UTF-8: {error}") from error
-    elements = _read_elements(frame)
+    elements = _read_elements(frame, shallow)
     if not elements:
         raise Unparsable("the frame is an empty array: send one envelope, or an array of some")
     if len(elements) > max_elements:
@@ -156,12 +168,12 @@ def read_frame(frame: bytes | str, *, max_bytes: int = 1 << 24, max_elements: in
     return elements
 
 
-def _read_elements(frame: bytes) -> list[Element]:
+def _read_elements(frame: bytes, shallow: bool) -> list[Element]:
     array = frame[:1] == b"[" or frame.lstrip(b" \t\r\n")[:1] == b"["
     try:
         envelopes = _MANY.decode(frame) if array else [_ONE.decode(frame)]
     except (msgspec.DecodeError, RecursionError):
-        return _read_slowly(frame, array)
+        return _read_slowly(frame, array, shallow)
     elements: list[Element] = []
     colons = 0
     for envelope in envelopes:
@@ -171,8 +183,8 @@ def _read_elements(frame: bytes) -> list[Element]:
         else:
             data = bytes(raw)  # a copy: the queue must not keep whole frames alive
             colons += 1 + data.count(b":")
-            if _may_nest(data) and depth(data) >= MAX_DEPTH:
-                return _read_slowly(frame, array)
+            if not shallow and _may_nest(data) and depth(data) >= MAX_DEPTH:
+                return _read_slowly(frame, array, shallow)
         colons += (
             1
             + (envelope.sid is not UNSET)
@@ -185,7 +197,7 @@ def _read_elements(frame: bytes) -> list[Element]:
         if (labels := envelope.labels) is not UNSET:
             colons += 1 + sum(label is not None for label in (labels.group, labels.step, labels.run))
         elements.append((envelope, data))
-    return elements if frame.count(b":") == colons else _read_slowly(frame, array)
+    return elements if frame.count(b":") == colons else _read_slowly(frame, array, shallow)
 
 
 def _may_nest(data: bytes) -> bool:
@@ -193,14 +205,15 @@ def _may_nest(data: bytes) -> bool:
     return len(data) >= 2 * MAX_DEPTH and data.count(b"{") + data.count(b"[") >= MAX_DEPTH
 
 
-def read_assembled(text: bytes, *, max_bytes: int) -> Element:
+def read_assembled(text: bytes, values: ValueCounter | None, *, max_bytes: int) -> Element:
     """Decode and validate an envelope that came in parts.
 
-    One with more than `MAX_VALUES` values is decoded only if it is a request, without looking at its data: to find
-    what is wrong with another takes longer than all others can wait.
+    One with more than `MAX_VALUES` values is read only if it is a request, and its data is not looked at: to decode it
+    takes longer than others can wait. The reader of the data refuses it, with an error that names the request.
 
     Args:
-        text: The envelope.
+        text: The envelope, valid UTF-8.
+        values: Its values and levels, as they were counted; None if they are still to be counted.
         max_bytes: Size limit.
 
     Returns:
@@ -209,39 +222,59 @@ def read_assembled(text: bytes, *, max_bytes: int) -> Element:
     Raises:
         InvalidEnvelope: It is no envelope, or none that is read.
     """
-    if not any(ValueCounter().add(text)):
-        try:
-            (element,) = read_frame(text, max_bytes=max_bytes, max_elements=1)
-        except (Unparsable, FrameTooLarge) as error:
-            raise InvalidEnvelope(f"the parts make no envelope: {error}") from error
-        return element
+    if values is None:
+        values = ValueCounter(levels=MAX_DEPTH)
+        any(values.add(text))
+    if values.has_too_many:
+        return _read_around_data(text)
     try:
-        text.decode()
-        envelope = _ONE.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        (element,) = read_frame(text, max_bytes=max_bytes, max_elements=1, shallow=not values.nests_too_deep)
+    except (Unparsable, FrameTooLarge) as error:
         raise InvalidEnvelope(f"the parts make no envelope: {error}") from error
-    if envelope.type not in ("step", "reset", "mcp") or envelope.id is UNSET or envelope.data is UNSET:
-        raise InvalidEnvelope(f"the parts have more than {MAX_VALUES} JSON values: only the data of a request may")
-    data = bytes(envelope.data)
-    head = _without(text, data)
-    if len(head) > MAX_HEAD_BYTES:
-        raise InvalidEnvelope(f"the parts make an envelope with {len(head)} bytes beside its data: a key stands twice")
+    return element
+
+
+def _read_around_data(text: bytes) -> Element:
+    """Read an envelope with too many values without looking at its data."""
+    found = _around_data(text)
+    if found is None:
+        raise InvalidEnvelope(
+            f"the parts have more than {MAX_VALUES} JSON values, which only the data of a request may have, and make "
+            f"no envelope with one data and at most {MAX_HEAD_BYTES} bytes before and after it"
+        )
+    head, data = found
+    try:
+        envelope = _ONE.decode(head)
+    except msgspec.DecodeError as error:
+        raise InvalidEnvelope(f"the parts make no envelope: {error}") from error
     refuse_duplicate_keys(head)
+    if envelope.type not in ("step", "reset", "mcp") or envelope.id is UNSET:
+        raise InvalidEnvelope(f"the parts have more than {MAX_VALUES} JSON values: only the data of a request may")
     return envelope, data
 
 
-def _read_slowly(frame: bytes, array: bool) -> list[Element]:
+def _around_data(text: bytes) -> tuple[bytes, bytes] | None:
+    """Return an envelope with a number in place of its ``data``, and that data, however long it is; None where it is no
+    array or object, or anything but a few plain members stands around it."""
+    before = _BEFORE_DATA.match(text, 0, MAX_HEAD_BYTES)
+    after = _AFTER_DATA.search(text, max(0, len(text) - MAX_HEAD_BYTES))
+    if before is None or after is None or after.start() <= before.end():
+        return None
+    return before[0] + b"0" + after[0], text[before.end() : after.start()]
+
+
+def _read_slowly(frame: bytes, array: bool, shallow: bool) -> list[Element]:
     """Decode each element of a frame by itself, because one of them is bad or may be."""
     try:
         raws = _RAWS.decode(frame) if array else [_RAW.decode(frame)]
     except RecursionError as error:
         raise Unparsable(f"the frame nests far deeper than the {MAX_DEPTH} levels of an envelope") from error
     except msgspec.DecodeError as error:
-        return _read_with_halves(frame, array, error)
-    return [_read_element(bytes(raw)) for raw in raws]
+        return _read_with_halves(frame, array, shallow, error)
+    return [_read_element(bytes(raw), shallow) for raw in raws]
 
 
-def _read_with_halves(frame: bytes, array: bool, error: msgspec.DecodeError) -> list[Element]:
+def _read_with_halves(frame: bytes, array: bool, shallow: bool, error: msgspec.DecodeError) -> list[Element]:
     """Decode a frame that msgspec refuses: if it is JSON with half of a surrogate pair, that concerns one element.
 
     Raises:
@@ -254,12 +287,12 @@ def _read_with_halves(frame: bytes, array: bool, error: msgspec.DecodeError) -> 
         texts = elements(frame) if array else [frame]
     except (ValueError, RecursionError) as refused:
         raise Unparsable(f"the frame is not JSON: {error}") from refused
-    return [_read_element(text) for text in texts]
+    return [_read_element(text, shallow) for text in texts]
 
 
-def _read_element(element: bytes) -> Element:
+def _read_element(element: bytes, shallow: bool) -> Element:
     try:
-        if element.count(b"{") + element.count(b"[") > MAX_DEPTH and (levels := depth(element)) > MAX_DEPTH:
+        if not shallow and _may_nest(element) and (levels := depth(element)) > MAX_DEPTH:
             return Malformed(InvalidEnvelope(f"the envelope nests {levels} levels, at most {MAX_DEPTH} are read"))
         envelope, head, data = _read_parts(element)
         refuse_duplicate_keys(head)
@@ -279,7 +312,7 @@ def _read_parts(element: bytes) -> tuple[Envelope, bytes, bytes]:
         if not has_surrogates(element):
             raise
         try:
-            head, cut = cut_out(element, b"data")
+            head, cut = _around_data(element) or cut_out(element, b"data")
         except ValueError:
             raise error from None
         return _ONE.decode(head), head, EMPTY if cut is None else cut
@@ -318,8 +351,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _malformed(element: bytes, error: InvalidEnvelope) -> Malformed:
     """Return a bad element's `Malformed`, with its sid, id and q if they can be read unambiguously."""
+    head, _ = _around_data(element) or (element, b"")
     try:
-        found = json.loads(element, object_pairs_hook=_unique)
+        found = json.loads(head, object_pairs_hook=_unique)
     except (ValueError, RecursionError, InvalidEnvelope):
         return Malformed(error)
     if not isinstance(found, dict) or not isinstance(found.get("sid"), str) or not is_sid(found["sid"]):

@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
 from ..errors import FrameTooLarge, InvalidEnvelope, Overloaded
+from ..json_text import ValueCounter
 from .envelope import join_frame
 
 PART_BYTES = 256 * 1024
@@ -254,12 +256,25 @@ class Pieces:
 class _Unfinished:
     """A message whose last part has not arrived."""
 
-    __slots__ = ("of", "taken", "text")
+    __slots__ = ("of", "taken", "text", "values")
 
-    def __init__(self, of: int) -> None:
+    def __init__(self, of: int, values: ValueCounter | None) -> None:
         self.of = of
         self.taken = 0
         self.text = Pieces()
+        self.values = values
+
+
+class Whole(NamedTuple):
+    """A message that came in parts.
+
+    Args:
+        text: The envelope.
+        values: Its values and levels, counted part by part; None where the receiver does not count.
+    """
+
+    text: bytes
+    values: ValueCounter | None
 
 
 class Assembly:
@@ -269,19 +284,28 @@ class Assembly:
         max_bytes: Most bytes of one message, and of all unfinished ones.
         retry_after_s: ``retry_after`` of OVERLOADED.
         unfinished: Limits the bytes of unfinished messages, together with other sockets.
+        levels: Levels up to which a message is not too deep, where values and levels are counted; None where not.
     """
 
-    __slots__ = ("_arriving", "_refused", "_unfinished", "held", "max_bytes", "retry_after_s")
+    __slots__ = ("_arriving", "_levels", "_refused", "_unfinished", "held", "max_bytes", "retry_after_s")
 
-    def __init__(self, max_bytes: int, retry_after_s: float = 0.1, unfinished: Allowance | None = None) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        retry_after_s: float = 0.1,
+        unfinished: Allowance | None = None,
+        *,
+        levels: int | None = None,
+    ) -> None:
         self.max_bytes = max_bytes
         self.retry_after_s = retry_after_s
         self._unfinished = unfinished
+        self._levels = levels
         self.held = 0
         self._arriving: dict[tuple[object, ...], _Unfinished] = {}
         self._refused: dict[tuple[object, ...], None] = {}
 
-    def add(self, address: tuple[object, ...], n: int, of: int, text: str) -> bytes | None:
+    def add(self, address: tuple[object, ...], n: int, of: int, text: str) -> Whole | None:
         """Add a part.
 
         On any error the message is dropped, and its remaining parts are ignored: up to its last one, or to part 1 of
@@ -294,7 +318,7 @@ class Assembly:
             text: The piece.
 
         Returns:
-            The envelope after its last part; None before, and for ignored parts.
+            The message after its last part; None before, and for ignored parts.
 
         Raises:
             InvalidEnvelope: It is not the part that follows, or its text is not valid Unicode.
@@ -306,7 +330,9 @@ class Assembly:
                 del self._refused[address]
             if n > 1:
                 return None
-        message = self._arriving.pop(address, None) or _Unfinished(of)
+        message = self._arriving.pop(address, None) or _Unfinished(
+            of, None if self._levels is None else ValueCounter(levels=self._levels)
+        )
         self._give(message)
         try:
             piece = self._checked(message, n, of, text)
@@ -321,6 +347,8 @@ class Assembly:
                     retry_after=self.retry_after_s,
                 )
             message.text.add(piece)
+            if message.values is not None:
+                any(message.values.add(piece))
         except (InvalidEnvelope, FrameTooLarge, Overloaded):
             if n < of:
                 if len(self._refused) >= MESSAGES_AT_ONCE:
@@ -328,7 +356,7 @@ class Assembly:
                 self._refused[address] = None
             raise
         if n == of:
-            return message.text.join()
+            return Whole(message.text.join(), message.values)
         message.taken = n
         self.held += message.text.size_bytes
         self._arriving[address] = message

@@ -76,7 +76,7 @@ from .messages import (
     STATE_DATA,
     read_data,
 )
-from .parts import Allowance
+from .parts import Allowance, Whole
 from .records import EncodedReply, EndReason, ReadKind, RecordedReply
 from .server_attach import Attachments
 from .server_output import Output
@@ -160,17 +160,20 @@ class ServerProtocol:
         self._attachments.disconnect(connection, now)
         return self._out.take()
 
-    def receive(self, connection: ServerConnection, frame: bytes | str, now: float) -> list[Effect]:
+    def receive(
+        self, connection: ServerConnection, frame: bytes | str, now: float, *, shallow: bool = False
+    ) -> list[Effect]:
         """Process a frame. It never raises: what is wrong in it is answered with an error.
 
         Args:
             connection: The socket that it came from.
             frame: A complete WebSocket message.
             now: Time in seconds.
+            shallow: Whether it is known to nest no deeper than an envelope may.
         """
         limits = self.config.limits
         try:
-            elements = read_frame(frame, max_bytes=limits.max_frame, max_elements=limits.max_elements)
+            elements = read_frame(frame, max_bytes=limits.max_frame, max_elements=limits.max_elements, shallow=shallow)
         except (Unparsable, FrameTooLarge) as error:
             self._out.error(connection, error)
             return self._out.take()
@@ -258,21 +261,21 @@ class ServerProtocol:
             self._out.error(connection, error, sid, id=id, q=q, index=index)
 
     def _handle_assembled(
-        self, connection: ServerConnection, sid: str | None, whole: bytes, index: int, now: float
+        self, connection: ServerConnection, sid: str | None, whole: Whole, index: int, now: float
     ) -> None:
         """Process an envelope that was assembled from parts.
 
         Args:
             connection: The socket that the parts came from.
             sid: Session that the parts address; None where they address none.
-            whole: The envelope.
+            whole: The envelope, with its values and levels.
             index: Index of the last part in its frame; errors are sent with it.
             now: Time in seconds.
 
         Raises:
             InvalidEnvelope: The envelope cannot be read, is another session's than its parts, or is a part itself.
         """
-        element = read_assembled(whole, max_bytes=self.config.limits.max_frame)
+        element = read_assembled(whole.text, whole.values, max_bytes=self.config.limits.max_frame)
         if isinstance(element, Malformed):
             raise element.error
         envelope = element[0]

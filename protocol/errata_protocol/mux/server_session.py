@@ -14,10 +14,9 @@ from msgspec import UNSET, Struct
 
 from ..capabilities import ServerLimits
 from ..errors import ErrataError
-from ..json_text import ValueCounter
 from ..labels import NO_LABELS, Labels
 from ..payload import canonical
-from .envelope import Condition, Envelope
+from .envelope import MAX_DEPTH, Condition, Envelope
 from .parts import Allowance, Assembly, Outbox
 from .records import EndReason, ForkSpec, RecordedReply, RequestKind
 from .state import State
@@ -80,7 +79,7 @@ class ServerConnection:
         self.sessions: dict[str, ServerSession] = {}
         """Sessions that are attached to it, or about to be, by sid."""
         self.outbox = Outbox(config.limits.max_elements)
-        self.assembly = Assembly(config.limits.max_frame, config.retry_after_s, unfinished)
+        self.assembly = Assembly(config.limits.max_frame, config.retry_after_s, unfinished, levels=MAX_DEPTH)
         self.in_flight = 0
         self.held_bytes = 0
         """Total size of the requests that are queued or running; reads and repeats are not counted."""
@@ -276,9 +275,13 @@ class ServerSession:
         )
 
 
+MAX_COMPARED_BYTES = 16 * 1024
+"""Most bytes of ``data`` whose RFC 8785 form is made: that of a long text takes longer than other sessions can wait."""
+
+
 def same_request(kind: str, sha: bytes, data: bytes, other_kind: str, other_sha: bytes, other: bytes | None) -> bool:
-    """Return whether two requests with one id are the same: equal type, and equal ``data`` as bytes or as RFC 8785 form
-    (PROTOCOL D4).
+    """Return whether two requests with one id are the same: equal type, and equal ``data`` as bytes or, where both have
+    at most `MAX_COMPARED_BYTES`, as RFC 8785 form (PROTOCOL D4).
 
     Args:
         kind: Type of the one request.
@@ -292,8 +295,8 @@ def same_request(kind: str, sha: bytes, data: bytes, other_kind: str, other_sha:
         return False
     if sha == other_sha:
         return True
-    if other is None or any(any(ValueCounter().add(text)) for text in (data, other)):
-        return False  # data of too many values is refused in any form
+    if other is None or max(len(data), len(other)) > MAX_COMPARED_BYTES:
+        return False
     try:
         forms = [canonical(msgspec.json.decode(text)) for text in (data, other)]
     except (msgspec.DecodeError, RecursionError):

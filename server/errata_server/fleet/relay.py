@@ -26,9 +26,9 @@ from websockets.exceptions import WebSocketException
 from errata_protocol.capabilities import PROTOCOL_NAME, ServerLimits
 from errata_protocol.errors import FrameTooLarge, InvalidEnvelope, JournalUnavailable, Overloaded
 from errata_protocol.json_text import elements
+from errata_protocol.mux.envelope import MAX_DEPTH
 from errata_protocol.mux.parts import Assembly
 
-from ..doors.json_values import excess
 from ..doors.session_socket import GONE
 from .board import RECENT_SIDS
 from .origin import passed_on
@@ -197,7 +197,7 @@ class Relay:
         self._limits = limits
         self._elsewhere: dict[str, int] = {}
         self._here: set[str] = set()
-        self._assembly = Assembly(limits.max_frame)
+        self._assembly = Assembly(limits.max_frame, levels=MAX_DEPTH)
         self._links: dict[int, ClientConnection] = {}
         self._pumps: set[asyncio.Task[None]] = set()
 
@@ -241,14 +241,14 @@ class Relay:
         if part is None:
             return element
         try:
-            text = self._assembly.add((part.id, part.q), part.data.n, part.data.of, part.data.text)
+            message = self._assembly.add((part.id, part.q), part.data.n, part.data.of, part.data.text)
         except (InvalidEnvelope, FrameTooLarge, Overloaded):
             return element
-        if text is None:
+        if message is None:
             return None
-        if len(text) > SPLIT_BYTES and await excess(text) is not None:
+        if message.values is None or message.values.has_too_many:
             return element
-        whole = await _split(text)
+        whole = await _split(message.text)
         return whole[0] if whole is not None and len(whole) == 1 and whole[0].head.type != "part" else element
 
     async def _find(self, found: Sequence[Element]) -> None:

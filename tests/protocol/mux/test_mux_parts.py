@@ -23,7 +23,7 @@ from errata_protocol.mux import (
     ServerProtocol,
     Stored,
 )
-from errata_protocol.mux.parts import MESSAGES_AT_ONCE, PART_BYTES, PIECE_BYTES, Assembly, Outbox
+from errata_protocol.mux.parts import MESSAGES_AT_ONCE, PART_BYTES, PIECE_BYTES, Assembly, Outbox, Whole
 from errata_protocol.payload import digest
 
 SID, OTHER = "Zq3vK8s0T1u5Wb7Yc9Xd2A", "other0Zq3vK8s0T1u5Wb7Y"
@@ -46,14 +46,14 @@ def test_any_text_comes_back_byte_for_byte_however_it_is_cut(pieces: list[str]) 
     whole = message(SID, "".join(pieces) * (1 + 3 * PART_BYTES // (1 + sum(map(len, pieces)))))
     outbox, assembly = Outbox(8), Assembly(1 << 24)
     outbox.put(SID, whole, {"id": 1})
-    came = None
+    came: Whole | None = None
     for frame in outbox.take():
         part = json.loads(frame)
         assert part["sid"] == SID and part["id"] == 1 and part["type"] == "part" and came is None
         data = part["data"]
         assert len(data["text"].encode()) <= PIECE_BYTES + 3
         came = assembly.add((SID, 1), data["n"], data["of"], data["text"])
-    assert came == whole and assembly.held == 0 and outbox.buffered == 0 and not outbox
+    assert came is not None and came.text == whole and assembly.held == 0 and outbox.buffered == 0 and not outbox
 
 
 def test_messages_up_to_the_bound_travel_whole() -> None:
@@ -120,7 +120,7 @@ def test_a_part_that_does_not_follow_drops_its_message(parts: list[tuple[int, in
         for n, of, text in parts:
             assembly.add((SID,), n, of, text)
     assert assembly.held == 0
-    assert assembly.add((SID,), 1, 2, "a") is None and assembly.add((SID,), 2, 2, "b") == b"ab"
+    assert assembly.add((SID,), 1, 2, "a") is None and assembly.add((SID,), 2, 2, "b") == Whole(b"ab", None)
 
 
 def test_parts_hold_a_bounded_number_of_bytes_and_messages() -> None:
@@ -150,7 +150,7 @@ def test_pieces_however_small_take_no_more_room_than_their_text() -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert assembly.held == 2 * (count - 1) and held < 2 * assembly.held
-    assert assembly.add((SID,), count, count, "z") == b"xy" * (count - 1) + b"z"
+    assert assembly.add((SID,), count, count, "z") == Whole(b"xy" * (count - 1) + b"z", None)
 
 
 def test_a_refused_message_is_refused_once_and_can_be_sent_again() -> None:
@@ -160,12 +160,12 @@ def test_a_refused_message_is_refused_once_and_can_be_sent_again() -> None:
             for part in range(1, 5):
                 assembly.add((SID, n), part, 9, "xx")
         assert [assembly.add((SID, n), part, 9, "xx") for part in range(4, 10)] == [None] * 6
-        assert (assembly.held, assembly.add((SID, n), 1, 1, "y")) == (0, b"y")
+        assert (assembly.held, assembly.add((SID, n), 1, 1, "y")) == (0, Whole(b"y", None))
     with pytest.raises(FrameTooLarge):
         assembly.add((SID, 3), 1, 3, "xxxxxx")
     assert (assembly.add((SID, 3), 1, 2, "a"), assembly.add((SID, 3), 2, 2, "b")) == (
         None,
-        b"ab",
+        Whole(b"ab", None),
     )  # anew, before the rest
     with pytest.raises(InvalidEnvelope, match="from part 1"):
         assembly.add((SID, 3), 2, 2, "b")  # the last one: nothing of it is awaited

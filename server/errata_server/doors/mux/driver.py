@@ -131,9 +131,9 @@ class ProtocolDriver:
 
     # -- events of sockets --------------------------------------------------------------------------------------------
 
-    def receive(self, connection: ServerConnection, frame: bytes | str) -> None:
-        """Called with each frame that arrives."""
-        self.perform(self.protocol.receive(connection, frame, self.loop.time()))
+    def receive(self, connection: ServerConnection, frame: bytes | str, *, shallow: bool = False) -> None:
+        """Called with each frame that arrives, and whether it is known to nest no deeper than an envelope may."""
+        self.perform(self.protocol.receive(connection, frame, self.loop.time(), shallow=shallow))
 
     def frame_discarded(self, connection: ServerConnection, why: FrameTooLarge | Overloaded) -> None:
         """Called when a frame was discarded because it exceeded a bound; the client gets ``why`` as an error."""

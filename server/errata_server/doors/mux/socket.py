@@ -9,11 +9,13 @@ from starlette.websockets import WebSocket, WebSocketState
 
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import ErrataError
+from errata_protocol.json_text import ValueCounter
 from errata_protocol.mux import ServerConnection
+from errata_protocol.mux.envelope import MAX_DEPTH
 
 from ...runtime.fleet import SocketRelay
 from ..asgi_extensions import BATCHED_RECEIVE, Unread
-from ..json_values import excess
+from ..json_values import exceeds, too_many
 from ..readers import Reader
 from ..session_socket import GONE, accepted
 from .multiplexer import Multiplexer
@@ -115,24 +117,28 @@ class MuxSocket:
             if frames is None:
                 frames = (next(message[kind] for kind in ("text", "bytes", "unread") if message.get(kind) is not None),)
             for frame in frames:
+                refusal, shallow = None, False
                 if type(frame) is Unread:
-                    driver.frame_discarded(connection, frame.error())
-                    taken += FRAME_BYTES
-                elif len(frame) > LARGE_FRAME and (error := await excess(frame)) is not None:
-                    driver.frame_discarded(connection, error)
+                    refusal = frame.error()
+                elif len(frame) > LARGE_FRAME:
+                    values = ValueCounter(levels=MAX_DEPTH)
+                    refusal = too_many() if await exceeds(values, frame) else None
+                    shallow = not values.nests_too_deep
+                if refusal is not None:
+                    driver.frame_discarded(connection, refusal)
                     taken += FRAME_BYTES
                 else:
+                    commas = frame.count("," if isinstance(frame, str) else b",")
+                    taken += max(len(frame), FRAME_BYTES, COMMA_BYTES * commas)
+                    own = frame
                     if relay is not None:
                         try:
-                            frame = await relay.take(frame)
+                            own = await relay.take(frame)
                         except ErrataError as error:
                             await self._websocket.close(TRY_AGAIN_LATER, error.message[:120])
                             return
-                        if frame is None:
-                            continue
-                    driver.receive(connection, frame)
-                    commas = frame.count("," if isinstance(frame, str) else b",")
-                    taken += max(len(frame), FRAME_BYTES, COMMA_BYTES * commas)
+                    if own is not None:
+                        driver.receive(connection, own, shallow=shallow and own is frame)
                 if taken >= BURST_BYTES:
                     taken = 0
                     await asyncio.sleep(0)
