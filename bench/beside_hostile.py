@@ -5,10 +5,10 @@
 The honest sessions run a trivial command every five seconds, which two cores have time for, through one multiplexed
 connection. The hostile ones do, again and again, what reviewers have stopped the server with: submits with thousands
 of files named like tests, with tens of megabytes of result lines and with output that never ends; large patches;
-floods of output and text that detectors read slowly; messages of many JSON values. The control's sessions run busy
-loops in their sandboxes, and their client computes for as large a part of the time as the hostile client did, because
-both share the processors with the server. Rounds of both alternate, in an order that changes, and the ratio is taken
-per round.
+floods of output and text that detectors read slowly; messages of many JSON values and of long texts. The control's
+sessions run busy loops in their sandboxes, and their client computes for as large a part of the time as the hostile
+client did, because both share the processors with the server. Rounds of both alternate, in an order that changes, and
+the ratio is taken per round.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -56,6 +57,9 @@ COMMANDS = (
     TRACE,
 )
 PACE_S = 5.0
+VALUES = json.loads("[" + "[]," * 1_000_000 + "[]]")
+SOURCE = "def f(x):\n\treturn {'a': [x]}\n" * 250_000
+"""A text of seven million characters with brackets and escapes."""
 BUSY = "timeout 5 sh -c 'while :; do :; done'"
 
 
@@ -95,6 +99,7 @@ async def load(server_url: str, hostile: bool, part: float) -> dict[str, float]:
     """
     done: list[int] = []
     refused: list[int] = []
+    contents = itertools.cycle([VALUES, SOURCE])
 
     def work(client: ErrataClient, number: int) -> Callable[[], Awaitable[Any]]:
         async def submit() -> None:
@@ -113,13 +118,13 @@ async def load(server_url: str, hostile: bool, part: float) -> dict[str, float]:
             await client.step({"command": COMMANDS[number - 4] if hostile else BUSY, "timeout_s": 30})
             done.append(1)
 
-        async def values() -> None:
+        async def messages() -> None:
             await client.reset()
-            await client.step({"command": "true", "more": json.loads("[" + "[]," * 1_000_000 + "[]]")})
+            await client.step({"command": "true", "more": next(contents)})
 
         if not hostile or number in (4, 5, 6):
             return command
-        return {3: patched, 7: values}.get(number, submit)
+        return {3: patched, 7: messages}.get(number, submit)
 
     async with contextlib.AsyncExitStack() as stack:
         tasks = []

@@ -45,7 +45,7 @@ _NO_MARKS = bytes(set(range(256)) - set(b'"[]{},'))
 _HALF = re.compile("[\ud800-\udfff]")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _RAW = msgspec.json.Decoder(msgspec.Raw)
-_LONG = re.compile(rb"\d{%d}" % (MAX_DIGITS + 1))
+_LONG = re.compile(rb"(?<!\d)\d{%d}" % (MAX_DIGITS + 1))
 _TWO_DIGITS = re.compile(rb"\d\d")
 
 

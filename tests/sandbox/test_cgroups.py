@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from errata_os.division import Division
 from errata_server.sandbox.base import Limits
 from errata_server.sandbox.host import cgroups
 from errata_server.sandbox.launcher import PROGRAMS
@@ -73,6 +74,8 @@ def fill(place: Path, controllers: str, pids: tuple[int, ...] = ()) -> None:
         files |= {"memory.limit_in_bytes": "0", "memory.oom_control": "oom_kill 4\n"}
     if "pids" in controllers:
         files |= {"pids.max": "max", "pids.events": "max 2\n"}
+    if "cpu" in controllers:
+        files |= {"cpu.weight": ""}
     for name, text in files.items():
         Path(place / name).write_text(text)
 
@@ -128,6 +131,29 @@ def test_a_later_start_stays_where_the_first_one_was(root: Path, monkeypatch: py
     living_in(monkeypatch, v2="/scope/errata-server")
     assert cgroups.find("errata-x").roots == first.roots
     assert not (scope / "errata-server/errata-x").exists()
+
+
+def test_processes_that_share_a_cgroup_each_give_limits_once_it_is_prepared(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = version_2(root, os.getpid())
+    Path(scope / "cgroup.controllers").write_text("memory pids cpu")
+    living_in(monkeypatch, v2="/scope")
+    cgroups.prepare()
+    born = scope / "errata-server/cgroup.procs"  # where processes are that are forked now
+    Path(born).write_text(f"{os.getpid()}\n{STRANGER}")
+    living_in(monkeypatch, v2="/scope/errata-server")
+    found = [cgroups.find(f"errata-{number}", Division(number, 2)) for number in (0, 1)]
+    assert [one.version for one in found] == [2, 2]
+    assert [(scope / f"errata-{number}/cpu.weight").read_text() for number in (0, 1)] == ["25", "25"]
+
+
+def test_what_cannot_be_prepared_is_said_by_each_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = version_2(root, os.getpid(), STRANGER)
+    living_in(monkeypatch, v2="/scope")
+    cgroups.prepare()
+    assert set((scope / "cgroup.procs").read_text().split()) == {str(os.getpid()), str(STRANGER)}
+    assert "v2: Device or resource busy" in cgroups.find("errata-x").note
 
 
 def test_in_a_container_that_names_the_hosts_path_its_own_root_is_taken(

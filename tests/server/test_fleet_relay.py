@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from errata_server.fleet import relay as relays
 from errata_server.fleet.limits import count_of, shared_settings
 from errata_server.fleet.relay import SPLIT_BYTES, Relay, resume_of, split
 from errata_server.fleet.supervisor import LONGEST_PAUSE_S, STEADY_S, Backoff
+from errata_server.fleet.worker import Worker
 from errata_server.settings import Settings
 
 HERE, THERE, FAR = "here-" + "x" * 20, "there-" + "x" * 20, "far-" + "x" * 20
@@ -245,3 +247,12 @@ def test_limits_are_shared_out_and_what_is_not_shared_is_refused() -> None:
     ):
         with pytest.raises(InvalidRequest, match="--workers 1"):
             shared_settings(settings, 4, web=web)
+
+
+def test_containers_which_belong_to_one_process_are_refused() -> None:
+    served: Any = SimpleNamespace(
+        specs=[SimpleNamespace(name="shells", sandbox=True), SimpleNamespace(name="plain", sandbox=False)],
+        runtime=SimpleNamespace(settings=Settings(sandbox="docker")),
+    )
+    with pytest.raises(InvalidRequest, match=r"^shells runs commands .* --workers 1"):
+        Worker.enter(SimpleNamespace(), served)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import os
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache
 
+from errata_os.division import own_division
 from errata_server.concurrency.slots import Slots
 from errata_server.environments.context import current_session
 
@@ -16,9 +17,9 @@ def grading_slot(limit: int) -> AbstractAsyncContextManager[None]:
     Waiting for it does not count against the call's deadline.
 
     Args:
-        limit: Slots of this process; 0 gives one for each CPU.
+        limit: Slots of the server; 0 gives one for each CPU. Where several processes are the server, each has a part.
     """
-    slots = _slots(limit or os.cpu_count() or 1)
+    slots = _slots(own_division().share(limit or os.cpu_count() or 1))
     try:
         session = current_session()
     except LookupError:  # outside of a server there is no deadline

@@ -24,6 +24,7 @@ from pathlib import Path
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from ..runtime.shard_dirs import FOLDER, names_of, shards
+from ..sandbox.host import cgroups
 from ..serve.server import SHUTDOWN_S, Bind, listen, url_of
 from .board import Board
 from .member import Plan
@@ -117,6 +118,7 @@ def supervise(directory: Path, bind: Bind, workers: int) -> Worker | None:
         directories = shards(directory, workers)
         names = names_of(directories)
         with _plan(bind, names, directories) as plan:
+            cgroups.prepare()
             _preload()
             return _Supervisor(plan).run()
 

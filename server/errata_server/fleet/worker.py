@@ -9,12 +9,15 @@ from pathlib import Path
 
 import uvicorn
 
+from errata_os.division import Division, divide
 from errata_protocol.errors import InvalidRequest
 
 from ..doors.mux.driver import wire_sid
 from ..runtime.registry import RUNTIMES
+from ..sandbox import registry
 from ..serve.connections import Connections
 from ..serve.server import Served
+from ..workers import MOST_WORKERS, WORKERS
 from .acceptor import Acceptor
 from .forwarder import Arrivals, install
 from .member import START_S, Member, Plan
@@ -38,8 +41,12 @@ class Worker:
 
     def join(self) -> Path:
         """Make this process the worker: its sessions are of the fleet. Return its data directory."""
+        directories = self.member.plan.directories
+        division = Division(self.member.worker, len(directories), directories[0])
+        divide(division)
+        WORKERS.set_limit(division.share(MOST_WORKERS))
         RUNTIMES.join(self.member)
-        return self.member.plan.directories[self.member.worker]
+        return directories[self.member.worker]
 
     def enter(self, served: Served) -> None:
         """Make an application one of a fleet. Call it before its first request.
@@ -47,10 +54,12 @@ class Worker:
         Raises:
             InvalidRequest: Several workers cannot serve an environment.
         """
-        if any(spec.sandbox for spec in served.specs):
+        backend = served.runtime.settings.sandbox
+        sandboxed = [spec.name for spec in served.specs if spec.sandbox]
+        if sandboxed and not registry.backend_type(backend).shared:
             raise InvalidRequest(
-                f"{', '.join(spec.name for spec in served.specs if spec.sandbox)} runs commands in sandboxes, whose "
-                "limits several workers do not share yet: serve it with --workers 1"
+                f"{', '.join(sandboxed)} runs commands in sandboxes of the backend {backend}, which belong to one "
+                "process: serve it with --workers 1, or with the backend namespace"
             )
         install(served.app, self.member)
         self._served = served

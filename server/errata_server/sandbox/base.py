@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from errata_os.division import Division, own_division
 from errata_protocol.environment import SnapshotRef
 
 from .spec import WORKSPACE as WORKSPACE
@@ -349,11 +350,13 @@ class BackendConfig:
         directory: Directory for the backend's files; it need not exist.
         bases: Directories of base trees that the operator named, by name.
         reserve_bytes: Least space to keep free on the file system of ``directory``.
+        division: Which part of what the machine has is this process's.
     """
 
     directory: Path
     bases: Mapping[str, Path] = field(default_factory=dict)
     reserve_bytes: int = 0
+    division: Division = field(default_factory=own_division)
 
     def nearest(self) -> Path:
         """Return ``directory`` if it exists, else its nearest ancestor that does."""
@@ -373,11 +376,13 @@ class BackendType(ABC):
         descriptors: Most file descriptors of the server that all its commands together use.
         snapshots_each_step: A snapshot is cheap enough to be taken after each step. If False, sessions of environments
             that run commands are recovered by re-execution if they are declared deterministic, and otherwise not.
+        shared: Several processes, each with a directory of its own, can use it beside each other.
     """
 
     unfit_file_systems: Mapping[str, str] = MappingProxyType({})
     descriptors: int = 0
     snapshots_each_step: bool = True
+    shared: bool = True
 
     @abstractmethod
     def create(self, config: BackendConfig) -> Backend:

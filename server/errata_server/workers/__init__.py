@@ -5,6 +5,6 @@ Such work never runs on the event loop, and not in a thread either: a thread tha
 or environments; what is called here is a function of a module, whose arguments and result can be pickled.
 """
 
-from .pool import DEFAULT, WORKERS, Budget, BudgetExceeded, WorkerFailed, WorkerPool
+from .pool import DEFAULT, MOST_WORKERS, WORKERS, Budget, BudgetExceeded, WorkerFailed, WorkerPool
 
-__all__ = ["DEFAULT", "WORKERS", "Budget", "BudgetExceeded", "WorkerFailed", "WorkerPool"]
+__all__ = ["DEFAULT", "MOST_WORKERS", "WORKERS", "Budget", "BudgetExceeded", "WorkerFailed", "WorkerPool"]

@@ -92,10 +92,14 @@ class WorkerPool:
     """
 
     def __init__(self, limit: int) -> None:
-        self._slots = Slots(limit)
-        self._threads = ThreadPoolExecutor(limit, thread_name_prefix="errata-worker")
+        self.set_limit(limit)
         self._idle: list[_Worker] = []
         self._lock = threading.Lock()
+
+    def set_limit(self, limit: int) -> None:
+        """Set the most processes. Call it before the first call."""
+        self._slots = Slots(limit)
+        self._threads = ThreadPoolExecutor(limit, thread_name_prefix="errata-worker")
 
     async def call(
         self,
@@ -301,5 +305,8 @@ class _Worker:
             return self._process.wait()
 
 
-WORKERS = WorkerPool(min(4, max(2, os.cpu_count() or 1)))
+MOST_WORKERS = min(4, max(2, os.cpu_count() or 1))
+"""Most worker processes of one server."""
+
+WORKERS = WorkerPool(MOST_WORKERS)
 """The worker processes of this process."""

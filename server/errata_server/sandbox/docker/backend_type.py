@@ -24,6 +24,7 @@ class DockerType(BackendType):
 
     descriptors = 256  # connections to the broker
     snapshots_each_step = False
+    shared = False  # a server that starts removes all containers of its owner
 
     def create(self, config: BackendConfig) -> Backend:
         spare = int(os.environ.get(SPARE_VARIABLE, str(SPARE)))

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from errata_os.division import ALONE, Division
+
 from ..base import Limits
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -26,7 +28,8 @@ _SOCKET_SHARE = 4
 """TCP buffers of a v1 slot are limited to the memory limit divided by this."""
 _CPU_WEIGHT = {1: 512, 2: 50}
 """CPU weight of all sandboxes together, by cgroup version: half of the default, which the server has, so that its
-event loops are scheduled before their commands."""
+event loops are scheduled before their commands. The sandboxes of one of several processes have a part of it."""
+_LEAST_WEIGHT = {1: 2, 2: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +232,21 @@ def _children(directory: Path) -> list[Path]:
         return []
 
 
-def find(name: str) -> Cgroups:
+def prepare() -> None:
+    """Let processes that are forked from this one give limits to their commands, each by itself.
+
+    In version 2 the kernel allows that below a cgroup that has no processes of its own. A process alone moves into a
+    leaf when it starts its sandboxes. Of several that share a cgroup none could move the others, so they are born in
+    the leaf. What cannot be prepared is left as it is: `find` then says why.
+    """
+    places = _v2_places(_own_paths())
+    if places is not None:
+        with contextlib.suppress(OSError):
+            _enable_controllers(places[0])
+            _enable_cpu(places[0])
+
+
+def find(name: str, division: Division = ALONE) -> Cgroups:
     """Make a directory for sandboxes in each cgroup hierarchy, in version 2 or else in version 1.
 
     Directories of this name that an earlier process left are removed, and the processes in them killed. A limit is set
@@ -237,6 +254,7 @@ def find(name: str) -> Cgroups:
 
     Args:
         name: Name of the directories.
+        division: Which part of the CPU weight of sandboxes is this process's.
 
     Returns:
         The cgroups; with version 0 if neither version can be used: `Cgroups.note` then says why.
@@ -261,7 +279,8 @@ def find(name: str) -> Cgroups:
                 (Path(root) / "launcher").mkdir(exist_ok=True)
                 (Path(root) / "probe").mkdir(exist_ok=True)
             if cpu is not None:
-                _write_if_there(cpu / name / ("cpu.weight" if version == 2 else "cpu.shares"), _CPU_WEIGHT[version])
+                weight = division.share(_CPU_WEIGHT[version], _LEAST_WEIGHT[version])
+                _write_if_there(cpu / name / ("cpu.weight" if version == 2 else "cpu.shares"), weight)
             found.apply("probe", Limits())
             found.counters("probe")
             return found

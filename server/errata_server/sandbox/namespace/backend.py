@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from errata_os import descriptors
+from errata_os.division import ALONE, Division
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 
@@ -64,7 +65,8 @@ RESERVE_BYTES = 256 * 1024**2
 _FIRST_UID = 0x7000_0001
 _UID_BLOCKS = 0xFFE
 """Host uids of commands: higher than every range that systemd and container engines use. A hash of the data directory's
-path selects one block of 65,536 uids. Two servers with the same block would share resource limits, nothing else."""
+path selects one block of 65,536 uids; several processes of one server have those from the first one's on. Two servers
+with the same block would share resource limits, nothing else."""
 
 
 class NamespaceBackend(Backend):
@@ -79,6 +81,7 @@ class NamespaceBackend(Backend):
         max_running: Most commands at one time; further ones wait.
         reserve_bytes: Space to keep free on the disk of ``data_dir``, at most 5 % of the disk. With less free space no
             command starts, and a running one that grows is killed and raises `SandboxFailed`.
+        division: Which part of the commands and of their CPU is this process's.
     """
 
     def __init__(
@@ -91,8 +94,11 @@ class NamespaceBackend(Backend):
         spare: int = 4,
         max_running: int = COMMANDS_AT_ONCE,
         reserve_bytes: int = RESERVE_BYTES,
+        division: Division = ALONE,
     ) -> None:
         self.data_dir = data_dir.absolute()
+        self._division = division
+        max_running, spare = division.share(max_running, LEAST_AT_ONCE), division.share(spare)
         self.limits = limits or Limits()
         self.mode = mode_of(os.geteuid())
         self._form = ROOT_FORM if self.mode == "root" else rootless_form(AGENT_UID)
@@ -196,8 +202,7 @@ class NamespaceBackend(Backend):
     def _launch_config(self) -> LauncherConfig:
         """Find the cgroups and return the configuration of a new launcher."""
         digest = hashlib.sha256(os.fsencode(self.data_dir))
-        block = int.from_bytes(digest.digest()[-4:]) % _UID_BLOCKS
-        self.cgroups = find(f"errata-{digest.hexdigest()[:12]}")
+        self.cgroups = find(f"errata-{digest.hexdigest()[:12]}", self._division)
         return {
             "server": os.getpid(),
             "data": str(self.data_dir),
@@ -209,9 +214,15 @@ class NamespaceBackend(Backend):
             "rootless": self.mode == "rootless",
             "uid": AGENT_UID,
             "hidden": [VERIFIER_DIRECTORY],
-            "first_uid": _FIRST_UID + block * 65_536 if self.mode == "root" else None,
+            "first_uid": self._first_uid() if self.mode == "root" else None,
             "seccomp": seccomp.program(),
         }
+
+    def _first_uid(self) -> int:
+        first = self._division.first
+        named = self.data_dir if first is None else first / self.data_dir.name
+        block = int.from_bytes(hashlib.sha256(os.fsencode(named)).digest()[-4:]) + self._division.number
+        return _FIRST_UID + block % _UID_BLOCKS * 65_536
 
     async def _probe(self) -> BackendInfo:
         """Run a trial command and return what this backend can do; only a command shows whether everything works.

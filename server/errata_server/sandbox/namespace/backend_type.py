@@ -19,7 +19,7 @@ class NamespaceType(BackendType):
 
     def create(self, config: BackendConfig) -> Backend:
         reserve = max(RESERVE_BYTES, config.reserve_bytes)
-        return NamespaceBackend(config.directory, bases=config.bases, reserve_bytes=reserve)
+        return NamespaceBackend(config.directory, bases=config.bases, reserve_bytes=reserve, division=config.division)
 
     def checks(self, config: BackendConfig, *, usable: bool) -> Iterator[Finding]:
         return examine(Probes(config), usable=usable)
