@@ -30,6 +30,7 @@ from errata_server.journal import (
     MemoryJournal,
     ReadOnlyJournal,
     SessionChange,
+    index,
     journal_in,
     journal_problems,
     journal_size,
@@ -708,6 +709,35 @@ async def test_a_full_disk_under_the_index_holds_no_commit_and_loses_no_deletion
     again = IndexedJournal(tmp_path)
     assert len(again.turns("e1")) == 21 and again.episode("e2") is None
     again.close()
+
+
+async def test_rows_are_applied_once_though_the_log_of_the_index_could_not_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = IndexedJournal(tmp_path, background=False, batch_rows=1)
+    await journal.commit(session(), episode("e1"), delivery("e1", 0, id=1))
+    assert journal._index is not None
+    db, refused = journal._index._db, []
+
+    class Full:
+        """The index's connection, whose file has no room to grow."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(db, name)
+
+        def wal_checkpoint(self, **_: object) -> None:
+            refused.append(1)
+            raise apsw.FullError("database or disk is full")
+
+    monkeypatch.setattr(index, "CHECKPOINT_PAGES", 1)
+    journal._index._db = Full()  # type: ignore[assignment]
+    for t in range(1, 4):
+        await journal.commit(delivery("e1", t, id=t + 1))
+    journal._index._db = db
+    await journal.commit(delivery("e1", 4, id=5))
+    assert refused and not journal._is_damaged and journal._index_failing is None
+    assert [turn.t for turn in journal.turns("e1")] == [0, 1, 2, 3, 4]
+    journal.close()
 
 
 async def test_idle_sessions_are_forgotten_and_known_again(tmp_path: Path) -> None:

@@ -235,9 +235,15 @@ class Index:
             )
             self._count(batch.segments.items())
             self._applied(batch.position, batch.next_session, batch.next_episode)
-        if (
-            self._wal_pages >= CHECKPOINT_PAGES
-        ):  # as far as no reader is in the way; it syncs, which small batches need not
+
+    def checkpoint(self) -> None:
+        """Copy a long write-ahead log into the file, as far as no reader is in the way; it syncs, which small batches
+        need not.
+
+        Raises:
+            apsw.Error: It could not be copied. What was applied is in the log, and must not be applied again.
+        """
+        if self._wal_pages >= CHECKPOINT_PAGES:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def delete(self, n: int, position: Position) -> None:

@@ -314,6 +314,7 @@ class IndexedJournal(DelegatedReads):
                     self._log.sync()  # again: commits may have come since, and are in the batch
                     self._index.apply(batch)
                     live.arrived()
+                    self._index.checkpoint()
 
     def _delete(self, eid: str, n: int, position: Position) -> None:
         """An episode is deleted for reads at once, and in the index with the next batch. Nothing waits but this."""
