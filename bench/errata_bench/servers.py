@@ -93,8 +93,24 @@ class Server:
 
     def cpu_s(self) -> float:
         """CPU seconds of all its threads, ended ones included, without those of its child processes."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ", 1)[1].split()
+        return self.cpu_s_of(self.process.pid)
+
+    @staticmethod
+    def cpu_s_of(pid: int) -> float:
+        """Return the CPU seconds of a process, as `cpu_s`."""
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @staticmethod
+    def private_bytes_of(pid: int) -> int:
+        """Return the memory of a process that it shares with no other."""
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+    def children(self) -> list[int]:
+        """Return the process ids of its children, such as the workers of ``errata serve --workers``."""
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def rss_kib(self) -> int:
         """Resident memory of the process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..scenario import Scenario
-from . import burst, journal, memory, opens, plain, restart, resume, scale, state_at, steps, terminal
+from . import burst, journal, memory, opens, plain, restart, resume, scale, state_at, steps, terminal, workers
 
 SCENARIOS: tuple[Scenario, ...] = (
     *opens.SCENARIOS,
@@ -17,4 +17,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     *restart.SCENARIOS,
     *state_at.SCENARIOS,
     *terminal.SCENARIOS,
+    *workers.SCENARIOS,
 )
