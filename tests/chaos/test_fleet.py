@@ -29,7 +29,7 @@ from websockets.typing import Subprotocol
 
 from errata_client import Backoff, Connection, EnvPool, ErrataClient
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.errors import ServiceError
+from errata_protocol.errors import ServiceError, StateOutOfRange, UnknownEpisode
 from errata_protocol.labels import Labels
 from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
@@ -237,6 +237,33 @@ async def test_a_client_comes_back_to_the_worker_of_its_sessions(fleet: Fleet) -
         await resumed[0].step({"n": 1})
     await connection.aclose()
     await unaware.aclose()
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("mux", [True, False], ids=["mux", "plain"])
+async def test_every_session_reads_the_episodes_of_all_workers(fleet: Fleet, mux: bool) -> None:
+    fleet.wait_for_all()
+    async with EnvPool(fleet.url, 24) as pool:
+        await pool.reset_batch()
+        await pool.step_batch([{"n": n} for n in range(24)])
+        eids = [str(client.eid) for client in pool.clients]
+        assert len(set(map(shard_of, eids))) == WORKERS
+        reader = ErrataClient[Any, Any, Any](fleet.url, mux=mux)
+        await reader.reset()
+        for client, eid in zip(pool.clients, eids, strict=True):
+            own = await client.state_at(1)
+            found = await reader.state_at(1, eid)
+            assert (found.payload, found.digest, found.kind, found.source) == (
+                own.payload,
+                own.digest,
+                "step",
+                "server",
+            )
+            with pytest.raises(StateOutOfRange):
+                await reader.state_at(2, eid)
+            with pytest.raises(UnknownEpisode):
+                await reader.state_at(0, eid[:-1] + ("a" if eid[-1] != "a" else "b"))
+        await reader.close()
 
 
 @pytest.mark.storm

@@ -188,6 +188,8 @@ class Ledger:
         here = {name: value for name, value in data.items() if name != "session"}
         if isinstance(here.get("extensions"), dict):
             here["extensions"] = {name: of for name, of in here["extensions"].items() if name not in OF_A_SOCKET}
+            if "fleet" in here["extensions"]:  # each connection is answered by one of several members
+                here.pop("shard", None)
         if self.capabilities is None:
             self.capabilities = here
         if here != self.capabilities:

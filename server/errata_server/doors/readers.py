@@ -27,7 +27,7 @@ class Reader:
 
     def __init__(self, store: Store, connection: HTTPConnection) -> None:
         self._store = store
-        self._connection = connection
+        self.connection = connection
         self.principal: str | None = connection.scope.get("state", {}).get("principal")
 
     def identify(self) -> None:
@@ -85,16 +85,16 @@ class Reader:
 
     @functools.cached_property
     def _read_key(self) -> str:
-        scheme, _, sent = self._connection.headers.get("authorization", "").partition(" ")
+        scheme, _, sent = self.connection.headers.get("authorization", "").partition(" ")
         return sent.strip() if scheme.lower() == "bearer" else ""
 
     @functools.cached_property
     def _reads_all(self) -> bool:
         if self.principal is not None:
             return True
-        scope = self._connection.scope
+        scope = self.connection.scope
         peer, here = scope.get("client"), scope.get("server")
-        if not PROXY_HEADERS.isdisjoint(self._connection.headers.keys()):
+        if not PROXY_HEADERS.isdisjoint(self.connection.headers.keys()):
             return False  # the peer is a proxy; whom it speaks for is not known
         if not peer or not peer[0] or peer[0] == "testclient":
             return True  # no network between: in this process, or a Unix socket, whose file has permissions

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import ServerLimits
@@ -17,6 +18,24 @@ from .capacity import Capacity
 
 PASSED_ON = "errata_fleet"
 """Key of the scope of a request or a socket that another worker has passed on: it is answered here."""
+
+
+class DeliveredState(NamedTuple):
+    """A delivery of another worker's episode.
+
+    Args:
+        eid: Episode of the delivery.
+        t: Index of the delivery.
+        kind: Kind of the delivery, as on the wire.
+        digest: Digest of the payload, as on the wire.
+        payload: P_t.
+    """
+
+    eid: str
+    t: int
+    kind: Literal["reset", "step", "mcp"]
+    digest: str
+    payload: bytes
 
 
 class SocketRelay(Protocol):
@@ -55,6 +74,18 @@ class Fleet(Protocol):
             socket: The accepted socket.
             handshake: The same socket, with the headers of its handshake.
             limits: Bounds of the socket's frames.
+        """
+
+    async def state_at(self, eid: str, t: int, asked_on: HTTPConnection) -> DeliveredState | None:
+        """Read a delivery of another worker's episode; return None if the episode is this worker's, or none's.
+
+        Args:
+            eid: The episode.
+            t: Index of the delivery.
+            asked_on: The handshake of the socket that it is asked for on: the worker checks its reader.
+
+        Raises:
+            ErrataError: The worker refuses it, or does not answer.
         """
 
     def closes_groups(self, environment: str, close: Callable[[str, str | None], Awaitable[int]]) -> None:

@@ -162,6 +162,12 @@ class ReadRunner:
         principal = session.row.principal
         socket: SocketHandle = read.connection.handle  # type: ignore[assignment]  # as in `_answer_read`
         if (eid := fields.get("eid")) is not None and eid != session.eid:
+            if read.kind == "state" and self._fleet is not None:
+                found = await self._fleet.state_at(eid, fields["t"], socket.reader.connection)
+                if found is not None:
+                    if not is_readable(found.payload):
+                        raise unreadable(found)
+                    return EncodedReply("state_at", found.payload, eid, found.t, found.digest, found.kind)
             await socket.reader.check(eid, sid=session.sid)
         if read.kind == "state" and fields:
             row = await self._reads.state_at(session.eid, fields["t"], fields.get("eid"), principal)

@@ -15,6 +15,7 @@ from errata_protocol.labels import NO_LABELS
 from errata_protocol.mux import EncodedReply, RecordedReply, RunRequest
 
 from ...journal.base import DeliveryRow
+from ...runtime.fleet import DeliveredState
 from ...runtime.rows import wire_digest
 from ...sessions.decoding import read_action
 from ...sessions.reexecution import as_received
@@ -128,7 +129,7 @@ def replayed_reply(row: DeliveryRow) -> EncodedReply:
     return EncodedReply("error", msgspec.json.encode(unreadable(row).to_wire()))
 
 
-def unreadable(row: DeliveryRow) -> EnvironmentOutputInvalid:
+def unreadable(row: DeliveryRow | DeliveredState) -> EnvironmentOutputInvalid:
     """Return the error for a payload that a shared socket cannot carry."""
     where = f"GET /episodes/{row.eid}/states/{row.t} has its bytes" if row.t is not None else "it is in the journal"
     return EnvironmentOutputInvalid(
