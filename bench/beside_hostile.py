@@ -219,6 +219,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                     took = sorted(await honest(clients, options.seconds))
                 memory.append(memory_mib(server))
                 found["hostile" if hostile else "control"] = took
+                kind = "hostile" if hostile else "control"
+                print(f"round {number + 1} of {options.rounds}, {kind}: {len(took)} steps", file=sys.stderr, flush=True)
                 parts["hostile" if hostile else "control"] = busy[hostile]
                 await asyncio.sleep(1)
             rounds.append(
