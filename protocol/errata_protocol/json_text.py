@@ -141,7 +141,6 @@ class ValueCounter:
         self._most = most
         self._levels = levels
         self._may_have = 0
-        self._may_open = 0
         self._count = 0
         self._level = 0
         self._deepest = 0
@@ -164,19 +163,14 @@ class ValueCounter:
 
         Between two pieces others may get a turn. What comes after a piece with which it has too many is not read.
         """
-        for at in range(0, len(part), _GLANCE):
+        for at in range(0, len(part) if self._levels is None else 0, _GLANCE):
             if at:
                 yield False
             glance = part[at : at + _GLANCE]
-            opened, commas = (
-                (glance.count("[") + glance.count("{"), glance.count(","))
-                if isinstance(glance, str)
-                else (glance.count(b"[") + glance.count(b"{"), glance.count(b","))
-            )
-            self._may_open += opened
-            self._may_have += opened + commas
+            for mark in ",[{":
+                self._may_have += glance.count(mark) if isinstance(glance, str) else glance.count(mark.encode())
         self._parts.append(part)
-        if self._may_have <= self._most and (self._levels is None or self._may_open <= self._levels):
+        if self._may_have <= self._most and self._levels is None:
             return  # not even if no string had any of these characters
         parts, self._parts = self._parts, []
         for one in parts:

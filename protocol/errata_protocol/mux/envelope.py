@@ -60,6 +60,7 @@ _MEMBER = (
 _BEFORE_DATA = re.compile(rb"\s*+\{(?:" + _MEMBER + rb',)*+\s*+"data"\s*+:\s*+(?=[\[{])')
 _AFTER_DATA = re.compile(rb"(?<=[\]}])\s*+(?:," + _MEMBER + rb")*+\}\s*+\Z")
 """What stands before and after the data of an envelope, if that is an array or an object."""
+_MAY_BE_DATA = re.compile(rb'"data"|\\u00')
 
 EMPTY = b"{}"
 """``data`` of an envelope that has none."""
@@ -260,6 +261,8 @@ def _around_data(text: bytes) -> tuple[bytes, bytes] | None:
     after = _AFTER_DATA.search(text, max(0, len(text) - MAX_HEAD_BYTES))
     if before is None or after is None or after.start() <= before.end():
         return None
+    if _MAY_BE_DATA.search(text, before.end(), after.start()):
+        return None  # the envelope may have another one, which begins there
     return before[0] + b"0" + after[0], text[before.end() : after.start()]
 
 

@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errata_protocol.errors import FrameTooLarge, InvalidEnvelope, RemoteProtocolError, Unparsable
-from errata_protocol.json_text import MAX_TOKENS, depth
+from errata_protocol.json_text import MAX_TOKENS, MAX_VALUES, ValueCounter, depth
 from errata_protocol.mux.envelope import (
     MAX_DEPTH,
+    MAX_HEAD_BYTES,
     Element,
     Envelope,
     Malformed,
     join_frame,
+    read_assembled,
     read_frame,
     read_server_frame,
     write_envelope,
@@ -352,3 +354,50 @@ def test_random_frames_are_read_as_the_standard_library_reads_them() -> None:
             counts["good"] += sum(told)
             counts["bad"] += len(told) - sum(told)
     assert min(counts.values()) > 50, counts
+
+
+MANY = b"[" + b"1," * MAX_VALUES + b"1]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'{"sid":"%s","id":7,"type":"step","data":', b"}"),
+        (b'{"data" : ', b' , "type":"step" ,"id":7, "sid" : "%s" }\n'),
+        (b'{"type":"reset","labels":{"group":"a [1]} \\"b"},"data":', b',"sid":"%s","if":{"t":3},"id":7}'),
+    ],
+)
+def test_a_request_with_too_many_values_is_read_without_its_data(before: bytes, after: bytes) -> None:
+    text = (before + MANY + after).replace(b"%s", SID.encode())
+    envelope, data = good(read_assembled(text, None, max_bytes=1 << 24))
+    assert (envelope.sid, envelope.id, data) == (SID, 7, MANY)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"type":"step","id":7,"data":%s,"data":{}}',
+        b'{"type":"step","id":7,"data":%s,"d\\u0061ta":[]}',
+        b'{"type":"step","id":7,"id":8,"data":%s}',
+        b'{"type":"step","data":%s}',
+        b'{"type":"open","id":7,"data":%s}',
+        b'{"type":"step","id":7,"more":1,"data":%s}',
+        b'{"type":"step","id":7,"data":%s',
+        b'{"type":"step","id":7,"data":%s}}x',
+        b"%s",
+        b'{"type":"step","id":7,"data":%s,"sid":"' + b"x" * MAX_HEAD_BYTES + b'"}',
+    ],
+)
+def test_no_other_envelope_has_too_many_values(text: bytes) -> None:
+    with pytest.raises(InvalidEnvelope):
+        read_assembled(text.replace(b"%s", MANY), None, max_bytes=1 << 24)
+
+
+@given(st.text(alphabet='[{}]",\\ab: ', max_size=60), st.integers(1, 7), st.integers(0, 8))
+def test_levels_are_those_of_the_value_however_the_text_is_cut(text: str, piece: int, most: int) -> None:
+    value = {"k": [text, {text: [[]]}], text: text}
+    written = json.dumps(value).encode()
+    counter = ValueCounter(levels=most)
+    for at in range(0, len(written), piece):
+        any(counter.add(written[at : at + piece]))
+    assert depth(written) == 5 and counter.nests_too_deep == (most < 5)

@@ -142,15 +142,17 @@ def test_parts_hold_a_bounded_number_of_bytes_and_messages() -> None:
         assembly.add((SID, 1), 1, 2, "")
 
 
-def test_pieces_however_small_take_no_more_room_than_their_text() -> None:
-    assembly, count = Assembly(1 << 20), 1 << 17
+@pytest.mark.parametrize("levels", [None, 64])
+def test_pieces_however_small_take_no_more_room_than_their_text(levels: int | None) -> None:
+    assembly, count = Assembly(1 << 20, levels=levels), 1 << 17
     tracemalloc.start()
     for n in range(1, count):
         assert assembly.add((SID,), n, count, "xy") is None
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert assembly.held == 2 * (count - 1) and held < 2 * assembly.held
-    assert assembly.add((SID,), count, count, "z") == Whole(b"xy" * (count - 1) + b"z", None)
+    whole = assembly.add((SID,), count, count, "z")
+    assert whole is not None and whole.text == b"xy" * (count - 1) + b"z"
 
 
 def test_a_refused_message_is_refused_once_and_can_be_sent_again() -> None:
