@@ -228,8 +228,10 @@ def read_assembled(text: bytes, values: ValueCounter | None, *, max_bytes: int) 
         any(values.add(text))
     if values.has_too_many:
         return _read_around_data(text)
+    if values.nests_too_deep:
+        raise InvalidEnvelope(f"the parts make an envelope that nests more than the {MAX_DEPTH} levels that are read")
     try:
-        (element,) = read_frame(text, max_bytes=max_bytes, max_elements=1, shallow=not values.nests_too_deep)
+        (element,) = read_frame(text, max_bytes=max_bytes, max_elements=1, shallow=True)
     except (Unparsable, FrameTooLarge) as error:
         raise InvalidEnvelope(f"the parts make no envelope: {error}") from error
     return element
