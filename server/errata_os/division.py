@@ -25,9 +25,9 @@ class Division:
 
         Args:
             limit: The limit.
-            least: Smallest part; so that N parts may be more than the limit.
+            least: Smallest part, unless the limit is lower; so N parts may be more than the limit.
         """
-        return max(least, limit // self.of)
+        return max(min(least, limit), limit // self.of)
 
 
 ALONE = Division()

@@ -42,7 +42,7 @@ class SharedUid(NamespaceBackend):
 @pytest.fixture
 async def without_cgroups(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NamespaceBackend]:
     monkeypatch.setattr(
-        namespace_module, "find", lambda name: Cgroups(name, 0, Path("/"), Path("/"), "none in this test")
+        namespace_module, "find", lambda name, _: Cgroups(name, 0, Path("/"), Path("/"), "none in this test")
     )
     backend = NamespaceBackend(data_dir)
     await backend.start()
