@@ -134,7 +134,8 @@ class ValueCounter:
 
     Args:
         most: Number of values up to which the text has not too many.
-        levels: Number of levels up to which the text nests not too deep; None where that is not asked.
+        levels: Number of levels up to which the text nests not too deep; None where that is not asked. Where it is,
+            each part is counted at once: small parts that wait for it take much more memory than their text.
     """
 
     def __init__(self, most: int = MAX_VALUES, levels: int | None = None) -> None:

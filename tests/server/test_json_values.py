@@ -139,6 +139,13 @@ async def test_a_mux_request_of_too_many_values_is_refused_also_in_parts(in_part
     await trainer.cut()
 
 
+async def send_in_parts(peer: Peer, envelope: str, **address: Any) -> None:
+    pieces = [envelope[at : at + 1024**2] for at in range(0, len(envelope), 1024**2)]
+    for n, piece in enumerate(pieces, 1):
+        peer.send(json.dumps({"type": "part", **address, "data": {"n": n, "of": len(pieces), "text": piece}}))
+        await asyncio.sleep(0)
+
+
 LISTS = "[" + "[]," * 5_000_000 + "[]]"
 DEEP = "[" + (60 * "[" + 60 * "]" + ",") * 120_000 + "[]]"
 
@@ -163,10 +170,7 @@ async def test_parts_of_too_many_values_are_refused_without_delay_of_others(enve
     # The watch on event loops (tests/loop_watch.py) fails this where it takes long.
     envelope = envelope.replace("LISTS", LISTS).replace("DEEP", DEEP)
     async with Peer(served(), subprotocols=(PROTOCOL_NAME,)) as peer:
-        pieces = [envelope[at : at + 1024**2] for at in range(0, len(envelope), 1024**2)]
-        for n, piece in enumerate(pieces, 1):
-            part = {"type": "part", "id": 1, "data": {"n": n, "of": len(pieces), "text": piece}}
-            peer.send(json.dumps(part))
+        await send_in_parts(peer, envelope, id=1)
         answer = await peer.receive()
         assert answer is not None and answer["type"] == "error", answer
         assert answer["data"]["code"] in ("INVALID_ENVELOPE", "NOT_ATTACHED"), answer
@@ -194,11 +198,7 @@ async def test_a_long_text_with_brackets_and_escapes_delays_no_others(envelope: 
     envelope = envelope.replace("SID", sid).replace("NESTED", nested).replace("TEXT", json.dumps(SOURCE))
     async with Peer(served(), subprotocols=(PROTOCOL_NAME,)) as peer:
         if in_parts:
-            pieces = [envelope[at : at + 1024**2] for at in range(0, len(envelope), 1024**2)]
-            for n, piece in enumerate(pieces, 1):
-                part = {"type": "part", "sid": sid, "id": 1, "data": {"n": n, "of": len(pieces), "text": piece}}
-                peer.send(json.dumps(part))
-                await asyncio.sleep(0)
+            await send_in_parts(peer, envelope, sid=sid, id=1)
         else:
             peer.send(envelope)
         answer = await peer.receive()

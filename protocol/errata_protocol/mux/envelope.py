@@ -60,7 +60,8 @@ _MEMBER = (
 _BEFORE_DATA = re.compile(rb"\s*+\{(?:" + _MEMBER + rb',)*+\s*+"data"\s*+:\s*+(?=[\[{])')
 _AFTER_DATA = re.compile(rb"(?<=[\]}])\s*+(?:," + _MEMBER + rb")*+\}\s*+\Z")
 """What stands before and after the data of an envelope, if that is an array or an object."""
-_MAY_BE_DATA = re.compile(rb'"data"|\\u00')
+_MAY_BE_DATA = (b'"data"', rb"\u00")
+"""What is in the text of every key ``data``."""
 
 EMPTY = b"{}"
 """``data`` of an envelope that has none."""
@@ -206,7 +207,7 @@ def _may_nest(data: bytes) -> bool:
     return len(data) >= 2 * MAX_DEPTH and data.count(b"{") + data.count(b"[") >= MAX_DEPTH
 
 
-def read_assembled(text: bytes, values: ValueCounter | None, *, max_bytes: int) -> Element:
+def read_assembled(text: bytes, values: ValueCounter, *, max_bytes: int) -> Element:
     """Decode and validate an envelope that came in parts.
 
     One with more than `MAX_VALUES` values is read only if it is a request, and its data is not looked at: to decode it
@@ -214,7 +215,7 @@ def read_assembled(text: bytes, values: ValueCounter | None, *, max_bytes: int) 
 
     Args:
         text: The envelope, valid UTF-8.
-        values: Its values and levels, as they were counted; None if they are still to be counted.
+        values: Its values and levels, counted up to `MAX_DEPTH` levels.
         max_bytes: Size limit.
 
     Returns:
@@ -223,9 +224,6 @@ def read_assembled(text: bytes, values: ValueCounter | None, *, max_bytes: int) 
     Raises:
         InvalidEnvelope: It is no envelope, or none that is read.
     """
-    if values is None:
-        values = ValueCounter(levels=MAX_DEPTH)
-        any(values.add(text))
     if values.has_too_many:
         return _read_around_data(text)
     if values.nests_too_deep:
@@ -263,7 +261,7 @@ def _around_data(text: bytes) -> tuple[bytes, bytes] | None:
     after = _AFTER_DATA.search(text, max(0, len(text) - MAX_HEAD_BYTES))
     if before is None or after is None or after.start() <= before.end():
         return None
-    if _MAY_BE_DATA.search(text, before.end(), after.start()):
+    if any(text.find(mark, before.end(), after.start()) >= 0 for mark in _MAY_BE_DATA):
         return None  # the envelope may have another one, which begins there
     return before[0] + b"0" + after[0], text[before.end() : after.start()]
 

@@ -258,7 +258,7 @@ class _Unfinished:
 
     __slots__ = ("of", "taken", "text", "values")
 
-    def __init__(self, of: int, values: ValueCounter | None) -> None:
+    def __init__(self, of: int, values: ValueCounter) -> None:
         self.of = of
         self.taken = 0
         self.text = Pieces()
@@ -270,11 +270,11 @@ class Whole(NamedTuple):
 
     Args:
         text: The envelope.
-        values: Its values and levels, counted part by part; None where the receiver does not count.
+        values: Its values and levels, counted part by part; nothing is counted where the receiver did not ask for it.
     """
 
     text: bytes
-    values: ValueCounter | None
+    values: ValueCounter
 
 
 class Assembly:
@@ -330,9 +330,7 @@ class Assembly:
                 del self._refused[address]
             if n > 1:
                 return None
-        message = self._arriving.pop(address, None) or _Unfinished(
-            of, None if self._levels is None else ValueCounter(levels=self._levels)
-        )
+        message = self._arriving.pop(address, None) or _Unfinished(of, ValueCounter(levels=self._levels))
         self._give(message)
         try:
             piece = self._checked(message, n, of, text)
@@ -347,7 +345,7 @@ class Assembly:
                     retry_after=self.retry_after_s,
                 )
             message.text.add(piece)
-            if message.values is not None:
+            if self._levels is not None:
                 any(message.values.add(piece))
         except (InvalidEnvelope, FrameTooLarge, Overloaded):
             if n < of:

@@ -236,7 +236,7 @@ class Member:
                 transport=httpx.AsyncHTTPTransport(
                     uds=str(self.path_of(other)),
                     limits=httpx.Limits(max_connections=None),
-                    verify=False,  # no TLS here, and to load certificates takes 50 ms
+                    verify=False,  # there is no TLS, so no certificates are loaded on the event loop
                 ),
                 base_url="http://fleet",
                 timeout=ASK_S,

@@ -246,7 +246,7 @@ class Relay:
             return element
         if message is None:
             return None
-        if message.values is None or message.values.has_too_many:
+        if message.values.has_too_many:
             return element
         whole = await _split(message.text)
         return whole[0] if whole is not None and len(whole) == 1 and whole[0].head.type != "part" else element

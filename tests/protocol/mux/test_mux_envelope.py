@@ -359,6 +359,12 @@ def test_random_frames_are_read_as_the_standard_library_reads_them() -> None:
 MANY = b"[" + b"1," * MAX_VALUES + b"1]"
 
 
+def assembled(text: bytes) -> Element:
+    values = ValueCounter(levels=MAX_DEPTH)
+    any(values.add(text))
+    return read_assembled(text, values, max_bytes=1 << 24)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -369,7 +375,7 @@ MANY = b"[" + b"1," * MAX_VALUES + b"1]"
 )
 def test_a_request_with_too_many_values_is_read_without_its_data(before: bytes, after: bytes) -> None:
     text = (before + MANY + after).replace(b"%s", SID.encode())
-    envelope, data = good(read_assembled(text, None, max_bytes=1 << 24))
+    envelope, data = good(assembled(text))
     assert (envelope.sid, envelope.id, data) == (SID, 7, MANY)
 
 
@@ -390,7 +396,7 @@ def test_a_request_with_too_many_values_is_read_without_its_data(before: bytes, 
 )
 def test_no_other_envelope_has_too_many_values(text: bytes) -> None:
     with pytest.raises(InvalidEnvelope):
-        read_assembled(text.replace(b"%s", MANY), None, max_bytes=1 << 24)
+        assembled(text.replace(b"%s", MANY))
 
 
 @given(st.text(alphabet='[{}]",\\ab: ', max_size=60), st.integers(1, 7), st.integers(0, 8))
@@ -401,3 +407,13 @@ def test_levels_are_those_of_the_value_however_the_text_is_cut(text: str, piece:
     for at in range(0, len(written), piece):
         any(counter.add(written[at : at + piece]))
     assert depth(written) == 5 and counter.nests_too_deep == (most < 5)
+
+
+def test_an_envelope_in_parts_nests_as_deep_as_one_in_a_frame() -> None:
+    for levels in (MAX_DEPTH - 1, MAX_DEPTH):
+        text = b'{"sid":"%s","id":1,"type":"step","data":%s}' % (SID.encode(), b"[" * levels + b"]" * levels)
+        if levels < MAX_DEPTH:
+            assert good(assembled(text)) == good(read_frame(text)[0])
+        else:
+            with pytest.raises(InvalidEnvelope, match="levels"):
+                assembled(text)
