@@ -75,9 +75,11 @@ async def test_a_command_that_has_not_begun_answers_for_no_growth_of_the_disk(
 
     monkeypatch.setattr(DiskWatch, "measure", counted)
     await until(lambda: len(namespace_backend.runners._ready) > 0)
+    with namespace_backend.runners._lock:  # a thread adds further ones
+        ready = list(namespace_backend.runners._ready)
     waiting = [
         int(child)
-        for runner in namespace_backend.runners._ready
+        for runner in ready
         for child in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
     ]
     for child in waiting:
