@@ -139,8 +139,8 @@ async def test_a_mux_request_of_too_many_values_is_refused_also_in_parts(in_part
     await trainer.cut()
 
 
-async def send_in_parts(peer: Peer, envelope: str, **address: Any) -> None:
-    pieces = [envelope[at : at + 1024**2] for at in range(0, len(envelope), 1024**2)]
+async def send_in_parts(peer: Peer, envelope: str, length: int = 1024**2, **address: Any) -> None:
+    pieces = [envelope[at : at + length] for at in range(0, len(envelope), length)]
     for n, piece in enumerate(pieces, 1):
         peer.send(json.dumps({"type": "part", **address, "data": {"n": n, "of": len(pieces), "text": piece}}))
         await asyncio.sleep(0)

@@ -177,6 +177,7 @@ class ServerProtocol:
         except (Unparsable, FrameTooLarge) as error:
             self._out.error(connection, error)
             return self._out.take()
+        connection.envelopes += len(elements)
         sessions = connection.sessions
         for index, element in enumerate(elements):
             if isinstance(element, Malformed):

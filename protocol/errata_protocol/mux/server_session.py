@@ -66,7 +66,18 @@ class ServerConnection:
     """
 
     __slots__ = (
-        *("assembly", "blocked", "config", "ended_sessions", "handle", "held_bytes", "in_flight", "lost", "outbox"),
+        *(
+            "assembly",
+            "blocked",
+            "config",
+            "ended_sessions",
+            "envelopes",
+            "handle",
+            "held_bytes",
+            "in_flight",
+            "lost",
+            "outbox",
+        ),
         *("principal", "sessions", "write_requested"),
     )
 
@@ -80,6 +91,8 @@ class ServerConnection:
         """Sessions that are attached to it, or about to be, by sid."""
         self.outbox = Outbox(config.limits.max_elements)
         self.assembly = Assembly(config.limits.max_frame, config.retry_after_s, unfinished, levels=MAX_DEPTH)
+        self.envelopes = 0
+        """Number of envelopes that were read from it."""
         self.in_flight = 0
         self.held_bytes = 0
         """Total size of the requests that are queued or running; reads and repeats are not counted."""

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from errata_protocol.json_text import ValueCounter
 
 from .json_values import exceeds, too_many
+from .long_messages import LONG, pay
 
 MAX_ERRORS = 20
 """Most errors that an answer lists for one request."""
@@ -128,6 +129,8 @@ class BodyLimit:
                 raise BodyTooLong(self._max_body)
             if values is not None and await exceeds(values, body):
                 raise TooManyValues
+            if size > LONG:
+                await pay(len(body))
             return message
 
         await self._app(scope, counted if scope["type"] == "http" else receive, send)

@@ -17,6 +17,7 @@ from ..sessions.sessions import Sessions
 from .asgi_extensions import Unread, set_message_bounds
 from .json_values import excess
 from .labels import LabelHeaders, read_labels
+from .long_messages import LONG, pay
 
 log = logging.getLogger("errata.ws")
 
@@ -86,6 +87,8 @@ class SocketDoor(ABC):
                 if reply is None:
                     break
                 await self._send(reply)
+                if (size := len(_text(message))) > LONG:
+                    await pay(size)
         except WebSocketDisconnect:
             pass
 
@@ -144,9 +147,13 @@ class SocketDoor(ABC):
 
 async def _bounded(message: Message) -> Message:
     """Return a message, or the error to answer if it has too many values."""
-    text = message.get("text") or message.get("bytes") or b""
-    error = await excess(text) if len(text) > MAX_VALUES else None
+    error = await excess(_text(message)) if len(_text(message)) > MAX_VALUES else None
     return message if error is None else {"refused": error}
+
+
+def _text(message: Message) -> str | bytes:
+    """Return the payload of a message; nothing where it was discarded."""
+    return message.get("text") or message.get("bytes") or b""
 
 
 def _size(message: Message) -> int:

@@ -16,6 +16,7 @@ from errata_protocol.mux.envelope import MAX_DEPTH
 from ...runtime.fleet import SocketRelay
 from ..asgi_extensions import BATCHED_RECEIVE, Unread
 from ..json_values import exceeds, too_many
+from ..long_messages import LONG, pay
 from ..readers import Reader
 from ..session_socket import GONE, accepted
 from .multiplexer import Multiplexer
@@ -118,6 +119,7 @@ class MuxSocket:
                 frames = (next(message[kind] for kind in ("text", "bytes", "unread") if message.get(kind) is not None),)
             for frame in frames:
                 refusal, shallow = None, False
+                known, held = connection.envelopes, connection.assembly.held
                 if type(frame) is Unread:
                     refusal = frame.error()
                 elif len(frame) > LARGE_FRAME:
@@ -139,6 +141,8 @@ class MuxSocket:
                             return
                     if own is not None:
                         driver.receive(connection, own, shallow=shallow and own is frame)
+                if type(frame) is not Unread and len(frame) + held > LONG:
+                    await pay(len(frame) - FRAME_BYTES * (connection.envelopes - known))
                 if taken >= BURST_BYTES:
                     taken = 0
                     await asyncio.sleep(0)
