@@ -57,6 +57,13 @@ class Fleet:
         self.ws = server.url.replace("http", "ws") + "/ws"
 
     @property
+    def probes(self) -> str:
+        """URL of the health port."""
+        found = re.search(r"probes are answered on port (\d+)", "".join(self.server.log))
+        assert found is not None, self.server.log
+        return f"http://127.0.0.1:{found[1]}"
+
+    @property
     def pids(self) -> list[int]:
         """Process ids of the workers that run, in the order of their starts."""
         pid = self.server.process.pid
@@ -108,8 +115,9 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(data_dir: Path) -> Iterator[Fleet]:
-    seed = {"PYTHONHASHSEED": "7"}  # or the supervisor would start twice, to choose one
-    with ServerProcess(TARGET, data_dir, "--workers", str(WORKERS), "--no-fsync", env=seed, start_s=120) as server:
+    # Without a seed the supervisor would start twice, to choose one.
+    env = {"PYTHONHASHSEED": "7", "ERRATA_HEALTH_PORT": "0"}
+    with ServerProcess(TARGET, data_dir, "--workers", str(WORKERS), "--no-fsync", env=env, start_s=120) as server:
         yield Fleet(server)
         log = "".join(server.log)
     assert server.process.returncode == 0, log
@@ -384,12 +392,6 @@ async def test_a_group_is_closed_wherever_its_sessions_are(fleet: Fleet) -> None
 
 
 @pytest.mark.storm
-def test_what_is_not_merged_is_refused(fleet: Fleet) -> None:
-    answer = httpx.post(f"{fleet.url}/viewer/login", json={"token": "x"})
-    assert answer.status_code == 501 and "--workers 1" in answer.json()["message"]
-
-
-@pytest.mark.storm
 async def test_the_events_of_all_workers_are_one_stream_that_goes_on_from_its_cursor(fleet: Fleet) -> None:
     async def followed(eids: set[str], cursor: str | None) -> tuple[list[str], str]:
         """Read events until those of all these episodes have come; return what came first and the last id."""
@@ -449,8 +451,31 @@ def test_connects_do_not_hang_while_a_worker_is_stopped(fleet: Fleet) -> None:
         for _ in range(40):
             with connect_plain(fleet.ws, open_timeout=GIVE_UP_S) as socket:
                 assert plain(socket, type="reset", data={})["type"] == "observation"
+            assert httpx.get(f"{fleet.probes}/health", timeout=GIVE_UP_S).status_code == 200
     finally:
         os.kill(stopped, signal.SIGCONT)
+
+
+@pytest.mark.chaos
+def test_a_login_of_the_viewer_holds_at_all_workers_until_it_ends(tmp_path: Path) -> None:
+    env = {"PYTHONHASHSEED": "7", "ERRATA_TOKEN": "token-of-ann"}
+    with ServerProcess(TARGET, tmp_path, "--workers", "2", "--no-fsync", env=env, start_s=120) as server:
+        fleet = Fleet(server)
+        own = {"Origin": fleet.url}
+
+        def looked(times: int = 24) -> set[int]:
+            """Return the statuses of requests with the cookie, each over a connection of its own, to any worker."""
+            return {httpx.get(f"{fleet.url}/episodes", cookies=cookies, timeout=60).status_code for _ in range(times)}
+
+        token = {"Authorization": "Bearer token-of-ann", **own}
+        cookies = dict(httpx.post(f"{fleet.url}/viewer/login", headers=token, timeout=60).cookies)
+        assert looked() == {200}
+        killed = fleet.pids[0]
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: killed not in fleet.pids and len(fleet.pids) == 2)
+        until(lambda: looked(1) == {200})
+        assert httpx.post(f"{fleet.url}/viewer/logout", cookies=cookies, headers=own, timeout=60).status_code == 200
+        assert looked() == {401}
 
 
 @pytest.mark.chaos

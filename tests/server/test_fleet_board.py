@@ -40,8 +40,9 @@ def test_a_worker_is_silent_since_its_last_heartbeat() -> None:
     board = Board(2, clock)
     board.beat(1, 0)
     clock.now += 5.0
-    assert board.silent_s(1) == 5.0
+    assert board.silent_s(1) == 5.0 and board.stuck(4.0) == [1] and board.stuck(5.0) == []
     board.clear(1)
+    assert board.stuck(4.0) == [], "one that has ended is not stuck"
     assert board.silent_s(1) == clock.now, "one that has ended has no last heartbeat"
 
 

@@ -17,7 +17,7 @@ from errata_protocol.errors import InvalidRequest
 from errata_server.runtime.loop_lag import LoopLag
 from errata_server.runtime.readiness import Readiness
 from errata_server.runtime.runtime import Runtime
-from errata_server.serve.health_port import MAX_CONNECTIONS, HealthPort
+from errata_server.serve.health_port import MAX_CONNECTIONS, HealthPort, listen_for_probes
 from errata_server.serve.server import _health_port
 from errata_server.settings import Settings
 from errata_server.simulation.loop import run
@@ -79,7 +79,7 @@ def lag() -> FixedLag:
 
 @pytest.fixture
 def port(lag: FixedLag) -> Iterator[HealthPort]:
-    port = HealthPort("127.0.0.1", 0, Readiness(lag.trouble), lag)
+    port = HealthPort(listen_for_probes("127.0.0.1", 0), Readiness(lag.trouble), lag)
     yield port
     port.close()
 
@@ -102,6 +102,20 @@ def test_the_health_port_says_when_the_loop_is_late_and_when_it_is_stuck(port: H
     assert (status, body["status"]) == (503, "unavailable") and "31 s late" in body["reasons"][0]
     lag.late_s = 121.0
     assert get(port, "/health") == (503, {"status": "stuck", "reasons": ["the event loop has not run for 121 s"]})
+
+
+def test_workers_share_the_port_and_say_so_where_another_is_stuck() -> None:
+    listening, stuck = listen_for_probes("127.0.0.1", 0), ["the event loop of worker 1 has not run for 121 s"]
+    lags = [FixedLag(), FixedLag()]
+    ports = [HealthPort(listening.dup(), Readiness(lag.trouble), lag, lambda: list(stuck)) for lag in lags]
+    listening.close()
+    for _ in range(20):
+        assert get(ports[0], "/health") == (503, {"status": "stuck", "reasons": stuck})
+    said, stuck = list(stuck), []
+    assert said and get(ports[0], "/health") == (200, {"status": "healthy"})
+    ports.pop().close()
+    assert get(ports[0], "/health") == (200, {"status": "healthy"}), "the others go on"
+    ports[0].close()
 
 
 def test_the_health_port_is_not_ready_before_the_server_is(port: HealthPort, lag: FixedLag) -> None:
@@ -144,6 +158,6 @@ def test_a_server_opens_it_where_the_settings_say_so_and_answers_while_the_loop_
         go_on.set()
         loop.join()
         with pytest.raises(InvalidRequest, match="set another ERRATA_HEALTH_PORT"):
-            HealthPort("127.0.0.1", port.port, runtime.readiness, runtime.lag)
+            listen_for_probes("127.0.0.1", port.port)
     with _health_port(Runtime(Settings()), "127.0.0.1") as none:
         assert none is None

@@ -117,11 +117,15 @@ async def test_a_request_that_its_client_gave_up_is_forgotten() -> None:
     assert members.asked == asked
 
 
+def planned(board: Board | None, names: tuple[str, ...], logins: Path) -> Plan:
+    """Return a plan of workers that have neither sockets nor directories."""
+    return Plan("http://localhost", None, None, board, names, (), (), (), (), logins)  # type: ignore[arg-type]
+
+
 def test_a_worker_whose_event_loop_does_not_run_is_down(tmp_path: Path) -> None:
     now = [100.0]
     board = Board(2, lambda: now[0])
-    plan = Plan("http://localhost", None, board, NAMES, (tmp_path,) * 2, (), (), ())  # type: ignore[arg-type]
-    member = Member(plan, 0)
+    member = Member(planned(board, NAMES, tmp_path), 0)
     assert [one.state for one in member.members()] == ["down", "down"], "neither has begun"
     board.beat(0, 0)
     board.beat(1, 0)

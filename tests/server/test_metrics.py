@@ -14,13 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from errata_protocol.errors import CapacityReached
 from errata_server.app import create_fastapi_app
-from errata_server.fleet.member import Member, Plan
+from errata_server.fleet.member import Member
 from errata_server.runtime.runtime import Runtime
 from errata_server.serve.connections import Connections
 from errata_server.settings import Settings
 
 from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation, PinnedEnvironment
+from .test_members import planned
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -48,7 +49,7 @@ def samples(text: str, name: str) -> dict[tuple[str, ...], float]:
 def test_every_metric_is_documented_with_its_labels_and_every_documented_one_is_there() -> None:
     metrics = Runtime(Settings()).metrics
     Connections().show(metrics)  # as errata serve does
-    Member(Plan("http://localhost", None, None, ("a" * 12,), (), (), (), ()), 0).show(metrics)  # type: ignore[arg-type]  # and --workers
+    Member(planned(None, ("a" * 12,), Path()), 0).show(metrics)  # and with --workers
     metrics.watch("e", lambda: 1, lambda: 0)
     metrics.opened("e")
     metrics.ended("e", "closed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from openenv.core.env_server import create_app as upstream_create_app
 from pydantic import SecretStr
 
 from errata_client import ErrataClient
+from errata_protocol.errors import JournalUnavailable
 from errata_server import adopt
 from errata_server.doors.viewer_login import LOGIN_S, MAX_LOGINS, MAX_PEERS, MAX_WRONG, WRONG_S, Logins
+from errata_server.fleet.logins import StoredLogins, empty
 from errata_server.settings import Settings
 
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -178,9 +180,15 @@ def test_wrong_tokens_are_refused_and_then_all_of_their_address(tmp_path: Path) 
         assert client.get("/episodes", headers=bearer(ANN)).status_code == 200  # clients are not bound by it
 
 
-def test_logins_are_bounded_in_number_and_time() -> None:
+def stored(directory: Path, now: Callable[[], float], workers: int = 2) -> StoredLogins:
+    empty(directory)
+    return StoredLogins(directory, workers, now)
+
+
+@pytest.mark.parametrize("of_a_fleet", [False, True])
+def test_logins_are_bounded_in_number_and_time(of_a_fleet: bool, tmp_path: Path) -> None:
     now = [0.0]
-    logins = Logins(lambda: now[0])
+    logins = stored(tmp_path / "logins", lambda: now[0]) if of_a_fleet else Logins(lambda: now[0])
     other = logins.begin("other")
     ids = [logins.begin("one") for _ in range(MAX_LOGINS)]
     assert all(logins.principal(each) == "one" for each in ids)
@@ -188,7 +196,49 @@ def test_logins_are_bounded_in_number_and_time() -> None:
     assert [logins.principal(each) for each in (ids[0], ids[1], more, other)] == [None, "one", "one", "other"]
     now[0] = LOGIN_S
     assert [logins.principal(each) for each in (ids[1], more, other)] == [None] * 3
-    assert len(logins._found) == 0
+    assert len(logins._found) == 0 and len(list(tmp_path.rglob("logins/*/*"))) <= 2 * MAX_LOGINS
+
+
+def test_workers_share_their_logins_and_a_server_that_starts_forgets_them(tmp_path: Path) -> None:
+    one = stored(tmp_path / "logins", lambda: 1.0)
+    other = StoredLogins(tmp_path / "logins", 2, lambda: 1.0)
+    made, more = one.begin("ann"), other.begin("bob")
+    assert [other.principal(made), one.principal(more)] == ["ann", "bob"]
+    kept = [(str(place), place.read_text()) for place in tmp_path.rglob("logins/*/*")]
+    assert len(kept) == 2 and not any(made[-43:] in text for one in kept for text in one), "only a hash is kept"
+    other.end(made)
+    assert one.principal(made) is None
+    empty(tmp_path / "logins")
+    assert one.principal(more) is None and one.principal(one.begin("bob")) == "bob"
+
+
+@pytest.mark.parametrize(
+    "sent", ["", "x", "../" * 20, "/etc/passwd", "\0", f"{'0' * 32}.{'0' * 16}.{'../' * 14}x", "é" * 76, "a" * 100_000]
+)
+def test_what_is_no_id_opens_and_ends_nothing(sent: str, tmp_path: Path) -> None:
+    logins = stored(tmp_path / "logins", lambda: 1.0)
+    kept = logins.begin("ann")
+    assert logins.principal(sent) is None
+    logins.end(sent)
+    assert logins.principal(kept) == "ann"
+
+
+def test_a_worker_refuses_an_address_after_its_part_of_the_wrong_tokens(tmp_path: Path) -> None:
+    logins = stored(tmp_path / "logins", lambda: 1.0, workers=4)
+    for _ in range(MAX_WRONG // 4):
+        assert not logins.refuses("one")
+        logins.note_wrong("one")
+    assert logins.refuses("one")
+
+
+def test_a_login_that_cannot_be_stored_is_an_error(tmp_path: Path) -> None:
+    logins = stored(tmp_path / "logins", lambda: 1.0)
+    (tmp_path / "logins").rmdir()
+    (tmp_path / "logins").write_text("")
+    with pytest.raises(JournalUnavailable, match="cannot store a login"):
+        logins.begin("ann")
+    with pytest.raises(JournalUnavailable, match="for logins"):
+        empty(tmp_path / "logins")
 
 
 def test_wrong_tokens_are_forgotten_after_a_while_and_their_addresses_are_bounded() -> None:

@@ -253,7 +253,7 @@ def serve(
     worker = None
     if count > 1:
         try:
-            worker = fleet.supervise(journal_dir, bind, count)
+            worker = fleet.supervise(journal_dir, bind, count, settings.health_port)
         except fleet.WorkerEnded as ended:
             raise typer.Exit(ended.status) from None
         if worker is None:

@@ -42,10 +42,12 @@ class Logins:
 
     Args:
         now: Clock, seconds.
+        most_wrong: Most wrong tokens from one address in `WRONG_S`.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, most_wrong: int = MAX_WRONG) -> None:
         self._now = now
+        self._most_wrong = most_wrong
         self._found: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # the oldest first
         self._wrong: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
@@ -82,7 +84,7 @@ class Logins:
         if count and self._now() - since >= WRONG_S:
             del self._wrong[peer]
             return False
-        return count >= MAX_WRONG
+        return count >= self._most_wrong
 
     def _expire(self) -> None:
         while self._found and next(iter(self._found.values()))[1] <= self._now():

@@ -113,6 +113,10 @@ class Board:
         """Return how long a worker's event loop has not run, seconds; a worker that does not run has no last time."""
         return self._now() - self._head(worker)[0]
 
+    def stuck(self, longer_s: float) -> list[int]:
+        """Return the workers that run, and whose event loop has not for longer than some seconds."""
+        return [worker for worker in range(self.workers) if self._head(worker)[0] and self.silent_s(worker) > longer_s]
+
     @property
     def all_started(self) -> bool:
         """Whether each worker has started once, so that the sids of all are written."""

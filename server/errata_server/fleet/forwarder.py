@@ -35,6 +35,7 @@ from ..runtime import metrics
 from ..runtime.fleet import PASSED_ON
 from ..runtime.runtime import Runtime
 from .events import MergedEvents, cursors_of
+from .logins import SharedLogins, StoredLogins
 from .member import ASK_S, Member, unanswered
 from .origin import passed_on, restored
 from .routes import Merged, Of, Refused, Route, of_id, of_request
@@ -46,10 +47,19 @@ MAX_BODY = 16 * 1024**2
 """Largest body that is read for whose it is, of a request to ``/mcp`` and of a list of episodes to delete, bytes."""
 
 
-def install(app: FastAPI, member: Member) -> None:
-    """Put the forwarder of an application right behind its guard. Call it before the first request."""
+def install(app: FastAPI, member: Member, *, tokens: bool) -> None:
+    """Put the forwarder of an application right behind its guard. Call it before the first request.
+
+    Args:
+        app: The application.
+        member: This worker.
+        tokens: Whether the guard asks for tokens, so that the viewer has logins.
+    """
     at = next(at for at, one in enumerate(app.user_middleware) if one.cls is Guard)  # type: ignore[comparison-overlap]
     app.user_middleware.insert(at + 1, Middleware(Forwarder, member=member))
+    if tokens:
+        logins = StoredLogins(member.plan.logins, len(member.plan.names))
+        app.user_middleware.insert(at, Middleware(SharedLogins, logins=logins))
 
 
 class Forwarder:

@@ -38,7 +38,6 @@ def shared_settings(settings: Settings, workers: int, *, web: bool) -> Settings:
     web = web or os.environ.get("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes")
     alone = {
         "OpenEnv's web interface has one session": web,
-        "the port of probes is one process's": settings.health_port is not None,
     }
     for why in (text for text, is_set in alone.items() if is_set):
         raise InvalidRequest(f"{why}, so it cannot be used with --workers {workers}: use --workers 1, or leave it out")

@@ -43,22 +43,26 @@ class Plan:
     Args:
         url: The address.
         listening: The socket that all workers accept from.
+        probes: The socket of the health port, which all workers accept from too; None for no such port.
         board: The shared memory.
         names: Names of the shards, in order.
         directories: Data directories of the shards.
         inboxes: Of each worker a pair of sockets: the end that others send descriptors to, and its own.
         doors: Of each worker the listening Unix socket on which others ask it.
         paths: Where these are.
+        logins: Directory of the viewer's logins.
     """
 
     url: str
     listening: socket.socket
+    probes: socket.socket | None
     board: Board
     names: tuple[str, ...]
     directories: tuple[Path, ...]
     inboxes: tuple[tuple[socket.socket, socket.socket], ...]
     doors: tuple[socket.socket, ...]
     paths: tuple[Path, ...]
+    logins: Path
 
 
 class FleetCapacity(Capacity):

@@ -63,7 +63,6 @@ ANYWHERE = Anywhere()
 _EPISODES = re.compile(r"(?:/[^/]+)?/episodes(?:/(?P<eid>[^/]*)(?:/.*)?)?")
 _SHARED = re.compile(r"(?:/[^/]+)?/(?P<what>metrics|ready)")
 _SOCKET = re.compile(r"(?:/[^/]+)?/ws")
-_LOGIN = re.compile(r"(?:/[^/]+)?/viewer/login")
 _REQUEST_LINE = re.compile(rb"[A-Z]+ ([^ ]+) HTTP/1\.[01]\r?")
 
 
@@ -86,8 +85,6 @@ def of_request(method: str, path: str, query: str, names: Sequence[str]) -> Rout
     """
     if method == "GET" and (shared := _SHARED.fullmatch(path)):
         return Merged("metrics" if shared["what"] == "metrics" else "ready")
-    if _LOGIN.fullmatch(path) and method == "POST":
-        return Refused("the viewer's login, which is one process's")
     given = parse_qs(query)
     if (found := _EPISODES.fullmatch(path)) is None:
         if sids := given.get("session_id", ()):

@@ -25,7 +25,9 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from ..runtime.shard_dirs import FOLDER, names_of, shards
 from ..sandbox.host import cgroups
+from ..serve.health_port import listen_for_probes
 from ..serve.server import SHUTDOWN_S, Bind, listen, url_of
+from . import logins
 from .board import Board
 from .member import Plan
 from .worker import Worker
@@ -34,6 +36,9 @@ log = logging.getLogger("errata.fleet")
 
 SOCKETS = "sockets"
 """Name of the folder in `FOLDER` that has the Unix sockets on which workers ask each other."""
+
+LOGINS = "logins"
+"""Name of the folder in `FOLDER` that has the viewer's logins."""
 
 STEADY_S = 10.0
 """How long a worker has to run for its next restart to be immediate, seconds."""
@@ -97,13 +102,14 @@ class WorkerEnded(Exception):  # how the whole server ends, not an error of this
         self.status = status
 
 
-def supervise(directory: Path, bind: Bind, workers: int) -> Worker | None:
+def supervise(directory: Path, bind: Bind, workers: int, health_port: int | None = None) -> Worker | None:
     """Fork workers, and keep them running until SIGTERM or SIGINT.
 
     Args:
         directory: The data directory of the fleet.
         bind: Where to listen.
         workers: Number of workers.
+        health_port: Port for probes, which all workers answer; None for no such port.
 
     Returns:
         In each worker, what it is; in the supervisor None, once all have ended.
@@ -117,7 +123,7 @@ def supervise(directory: Path, bind: Bind, workers: int) -> Worker | None:
     with _locked(directory):
         directories = shards(directory, workers)
         names = names_of(directories)
-        with _plan(bind, names, directories) as plan:
+        with _plan(bind, names, directories, health_port) as plan:
             cgroups.prepare()
             _preload()
             return _Supervisor(plan).run()
@@ -147,14 +153,18 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _plan(bind: Bind, names: Sequence[str], directories: Sequence[Path]) -> Iterator[Plan]:
+def _plan(bind: Bind, names: Sequence[str], directories: Sequence[Path], health_port: int | None) -> Iterator[Plan]:
     """Make what the workers inherit. A worker leaves this context right after its fork, and keeps what it inherited.
 
     Raises:
+        InvalidRequest: An address cannot be listened on.
         JournalUnavailable: The data directory can have no Unix sockets.
     """
     own, listening = os.getpid(), listen(bind)
     listening.setblocking(False)
+    probes = None if health_port is None else listen_for_probes(bind.host, health_port)
+    if probes is not None:
+        log.info("probes are answered on port %d: /health and /ready", probes.getsockname()[1])
     folder = directories[0] / FOLDER / SOCKETS
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -164,16 +174,19 @@ def _plan(bind: Bind, names: Sequence[str], directories: Sequence[Path]) -> Iter
         doors = [_door(path) for path in paths]
     except OSError as error:
         raise JournalUnavailable(f"cannot make Unix sockets in {folder}: {error.strerror}") from error
+    logins.empty(directories[0] / FOLDER / LOGINS)
     try:
         yield Plan(
             url=url_of(listening),
             listening=listening,
+            probes=probes,
             board=Board(len(names)),
             names=tuple(names),
             directories=tuple(directories),
             inboxes=tuple(_inbox() for _ in names),
             doors=tuple(doors),
             paths=tuple(paths),
+            logins=directories[0] / FOLDER / LOGINS,
         )
     finally:
         if os.getpid() == own:
@@ -291,6 +304,8 @@ class _Supervisor:
     def _stop(self, signals: set[signal.Signals]) -> None:
         """Stop all workers; kill those that do not stop within `STOP_S`."""
         self._plan.listening.close()
+        if self._plan.probes is not None:
+            self._plan.probes.close()
         end = time.monotonic() + STOP_S
         for one in self._running:
             if one.pid:

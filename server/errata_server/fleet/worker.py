@@ -16,6 +16,7 @@ from ..doors.mux.driver import wire_sid
 from ..runtime.registry import RUNTIMES
 from ..sandbox import registry
 from ..serve.connections import Connections
+from ..serve.health_port import STUCK_S
 from ..serve.server import Served
 from ..workers import MOST_WORKERS, WORKERS
 from .acceptor import Acceptor
@@ -36,6 +37,7 @@ class Worker:
     def __init__(self, plan: Plan, number: int) -> None:
         self.member = Member(plan, number)
         self.url = plan.url
+        self.probes = plan.probes
         self._announces = number == 0 and not plan.board.all_started
         self._acceptor: Acceptor | None = None
 
@@ -61,8 +63,17 @@ class Worker:
                 f"{', '.join(sandboxed)} runs commands in sandboxes of the backend {backend}, which belong to one "
                 "process: serve it with --workers 1, or with the backend namespace"
             )
-        install(served.app, self.member)
+        install(served.app, self.member, tokens=bool(served.runtime.settings.tokens))
         self._served = served
+
+    def stuck_others(self) -> list[str]:
+        """Return a text for each other worker whose event loop has not run for `STUCK_S`."""
+        board = self.member.plan.board
+        return [
+            f"the event loop of worker {worker} has not run for {board.silent_s(worker):.0f} s"
+            for worker in board.stuck(STUCK_S)
+            if worker != self.member.worker
+        ]
 
     async def open(self, server: uvicorn.Server) -> bool:
         """Take connections; return whether this worker announces the server, once all workers take connections."""

@@ -1,4 +1,7 @@
-"""`HealthPort`: answers probes on a port and by a thread of its own, however busy the event loop is."""
+"""`HealthPort`: answers probes on a port and by a thread of its own, however busy the event loop is.
+
+The workers of a fleet share the port: the next that is free answers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET, socket
+from socket import AF_INET, AF_INET6, SO_REUSEADDR, SOL_SOCKET, socket
 from typing import Any
 
 from errata_os.service_threads import ServiceThread
@@ -26,36 +29,63 @@ REQUEST_S = 5.0
 """Time in which a request has to come, seconds."""
 
 
-class HealthPort:
-    """Serves ``GET /health`` and ``GET /ready`` without authentication.
+def listen_for_probes(host: str, port: int) -> socket:
+    """Return a listening socket for a `HealthPort`.
 
     Args:
         host: Address to listen on.
         port: Port; 0 takes a free one.
-        readiness: Answers ``/ready``, as on the server's own port.
-        lag: Lag of the server's event loop. ``/health`` is 503 while that has not run for `STUCK_S`.
 
     Raises:
         InvalidRequest: The address cannot be listened on.
     """
+    listening = socket(AF_INET6 if ":" in host else AF_INET)
+    try:
+        listening.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listening.close()
+        raise InvalidRequest(
+            f"cannot listen on {host}:{port} for probes: {error.strerror or error}; set another ERRATA_HEALTH_PORT"
+        ) from error
+    listening.setblocking(False)  # another worker may have taken the connection
+    return listening
 
-    def __init__(self, host: str, port: int, readiness: Readiness, lag: LoopLag) -> None:
+
+def _no_one() -> list[str]:
+    return []
+
+
+class HealthPort:
+    """Serves ``GET /health`` and ``GET /ready`` without authentication.
+
+    Args:
+        listening: The socket that `listen_for_probes` returned; this object closes it.
+        readiness: Answers ``/ready``, as on the server's own port.
+        lag: Lag of the server's event loop. ``/health`` is 503 while that has not run for `STUCK_S`.
+        stuck_others: Returns a text for each other worker whose event loop has not run for `STUCK_S`, with which
+            ``/health`` is 503 too.
+    """
+
+    def __init__(
+        self,
+        listening: socket,
+        readiness: Readiness,
+        lag: LoopLag,
+        stuck_others: Callable[[], list[str]] = _no_one,
+    ) -> None:
         def answer(path: str) -> tuple[int, dict[str, Any]] | None:
             if path == "/ready":
                 reasons = readiness.reasons() if lag.is_measured else ["the server is starting, or has ended"]
                 return (503, {"status": "unavailable", "reasons": reasons}) if reasons else (200, {"status": "ready"})
             if path != "/health":
                 return None
-            if (late_s := lag.overdue_s) <= STUCK_S:
-                return 200, {"status": "healthy"}
-            return 503, {"status": "stuck", "reasons": [f"the event loop has not run for {late_s:.0f} s"]}
+            own = [f"the event loop has not run for {late_s:.0f} s"] if (late_s := lag.overdue_s) > STUCK_S else []
+            stuck = own + stuck_others()
+            return (503, {"status": "stuck", "reasons": stuck}) if stuck else (200, {"status": "healthy"})
 
-        try:
-            self._server = _Server((host, port), answer)
-        except OSError as error:
-            raise InvalidRequest(
-                f"cannot listen on {host}:{port} for probes: {error.strerror or error}; set another ERRATA_HEALTH_PORT"
-            ) from error
+        self._server = _Server(listening, answer)
         self._thread = ServiceThread("errata-health", lambda: self._server.serve_forever(poll_interval=0.1))
 
     @property
@@ -78,19 +108,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], answer: Callable[[str], tuple[int, dict[str, Any]] | None]) -> None:
+    def __init__(self, listening: socket, answer: Callable[[str], tuple[int, dict[str, Any]] | None]) -> None:
         self.answer = answer
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        if ":" in address[0]:
-            self.address_family = AF_INET6
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        """Bind without looking up the host's name, which may take seconds."""
-        self.socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_port = self.server_address[1]
+        super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.server_port = listening.getsockname()[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, if fewer than `MAX_CONNECTIONS` do."""

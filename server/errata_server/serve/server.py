@@ -38,7 +38,7 @@ from ..targets.load import Stated, load_all
 from .announcement import announcement_lines, example
 from .connections import Connections
 from .detached_sockets import allows_detached_sockets
-from .health_port import HealthPort
+from .health_port import HealthPort, listen_for_probes
 from .uvicorn_protocols import BoundedHttp, BoundedSocket, DetachableSocket, MessageBounds
 
 log = logging.getLogger("errata.server")
@@ -83,6 +83,11 @@ class Entrance(Protocol):
 
     url: str
     """Address of the server."""
+    probes: socket.socket | None
+    """Listening socket of the health port; None where the settings name none."""
+
+    def stuck_others(self) -> list[str]:
+        """Return a text for each other worker that is stuck; see `HealthPort`."""
 
     async def open(self, server: uvicorn.Server) -> bool:
         """Begin to take connections; return whether this process announces the server."""
@@ -282,19 +287,22 @@ def run(served: Served, bind: Bind, entrance: Entrance | None = None) -> None:
     config = _config(served.app, bind, connections, bounds)
     url = url_of(listening[0]) if entrance is None else entrance.url
     server = _AnnouncingServer(config, served, url, entrance)
-    with _health_port(served.runtime, bind.host):
+    with _health_port(served.runtime, bind.host, entrance):
         _run(_serve(server, served, listening), config.get_loop_factory() or asyncio.new_event_loop)
 
 
 @contextlib.contextmanager
-def _health_port(runtime: Runtime, host: str) -> Iterator[HealthPort | None]:
+def _health_port(runtime: Runtime, host: str, entrance: Entrance | None = None) -> Iterator[HealthPort | None]:
     """Answer probes on the health port inside the block, if the settings name one."""
     if runtime.settings.health_port is None:
         yield None
         return
-    health = HealthPort(host, runtime.settings.health_port, runtime.readiness, runtime.lag)
+    if entrance is not None and entrance.probes is not None:
+        health = HealthPort(entrance.probes, runtime.readiness, runtime.lag, entrance.stuck_others)
+    else:
+        health = HealthPort(listen_for_probes(host, runtime.settings.health_port), runtime.readiness, runtime.lag)
+        log.info("probes are answered on port %d: /health and /ready", health.port)
     runtime.readiness.add(health.trouble)
-    log.info("probes are answered on port %d: /health and /ready", health.port)
     try:
         yield health
     finally:
