@@ -6,7 +6,7 @@ import { duration, number, oneLine } from "./text.js";
 
 const ROW = 30;
 /** Rows that come and go together; at least so many are there beyond each end of the view. */
-const BLOCK = 12;
+const BLOCK = 6;
 
 /**
  * @param {{turns: import("./api.js").Turn[], chosen: number, choose: (index: number) => void}} properties
