@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -112,3 +115,42 @@ async def test_the_answer_to_a_refused_handshake_has_the_reason(case: str, serve
 def test_a_reason_is_shown_as_one_line_of_text(status: int, body: bytes, reason: str) -> None:
     assert refusal_reason(InvalidStatus(Response(status, "", Headers(), body))) == reason
     assert refusal_reason(OSError("no route")) == ""
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("cut", [1, 2])
+async def test_a_first_handshake_that_is_cut_off_is_begun_once_more(
+    servers: dict[str, str], cut: int, reset: bool
+) -> None:
+    host, port = servers["one"].removeprefix("http://").split(":")
+    seen = 0
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        if seen < cut:
+            seen += 1
+            await reader.readuntil(b"\r\n\r\n")
+            if reset:
+                linger = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.close()
+            return
+        there, here = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(copied(reader, here), copied(there, writer))
+
+    async def copied(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+        sink.close()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as between:
+        url = f"http://127.0.0.1:{between.sockets[0].getsockname()[1]}"
+        client = ErrataClient(url)
+        if cut == 1:
+            async with client:
+                await client.reset()
+        else:
+            with pytest.raises(ConnectionError, match="Failed to connect"):
+                await client.reset()
+            await client.close()
+        assert seen == cut

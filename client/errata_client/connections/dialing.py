@@ -72,6 +72,9 @@ class Dial:
     async def open(self, *, compression: str | None = None) -> ClientConnection:
         """Open a socket and offer the multiplexed protocol on it; ``.subprotocol`` says whether the server speaks it.
 
+        A handshake that the server cuts off is begun once more, since it has done nothing: one of several workers may
+        end in that moment, and another takes the next connection.
+
         Args:
             compression: ``"deflate"`` where the socket may be used as a plain one, as OpenEnv's client offers it.
 
@@ -79,25 +82,33 @@ class Dial:
             ConnectRefused: Connecting failed and would fail again.
             ConnectionError: The server cannot be reached now.
         """
-        local: dict[str, Any] = {"proxy": None} if _is_localhost_ws_url(self.ws_url) else {}
         try:
-            return await ws_connect(
-                self.url_at(self.shard),
-                subprotocols=[Subprotocol(PROTOCOL_NAME)],
-                compression=compression,
-                open_timeout=self.connect_timeout_s,
-                ping_interval=self.ping_interval_s,
-                ping_timeout=self.ping_timeout_s,
-                close_timeout=1.0,  # a half-open socket never answers, and its sessions wait for the next socket
-                max_size=self.max_size,
-                additional_headers=self.headers,
-                **local,
-            )
+            try:
+                return await self._handshake(compression)
+            except (ConnectionResetError, BrokenPipeError, InvalidMessage) as error:
+                if not _is_transient(error):
+                    raise
+                return await self._handshake(compression)
         except Exception as error:
             text = f"Failed to connect to {self.ws_url}: {text_of(error)}{refusal_reason(error)}"
             if not isinstance(error, OSError | InvalidHandshake):
                 raise ConnectRefused(text) from error  # e.g. an invalid URL, or an event loop that is closing
             raise (ConnectionError if _is_transient(error) else ConnectRefused)(text) from error
+
+    async def _handshake(self, compression: str | None) -> ClientConnection:
+        local: dict[str, Any] = {"proxy": None} if _is_localhost_ws_url(self.ws_url) else {}
+        return await ws_connect(
+            self.url_at(self.shard),
+            subprotocols=[Subprotocol(PROTOCOL_NAME)],
+            compression=compression,
+            open_timeout=self.connect_timeout_s,
+            ping_interval=self.ping_interval_s,
+            ping_timeout=self.ping_timeout_s,
+            close_timeout=1.0,  # a half-open socket never answers, and its sessions wait for the next socket
+            max_size=self.max_size,
+            additional_headers=self.headers,
+            **local,
+        )
 
 
 def refusal_reason(error: BaseException | None) -> str:
