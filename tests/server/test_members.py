@@ -119,7 +119,7 @@ async def test_a_request_that_its_client_gave_up_is_forgotten() -> None:
 
 def planned(board: Board | None, names: tuple[str, ...], logins: Path) -> Plan:
     """Return a plan of workers that have neither sockets nor directories."""
-    return Plan("http://localhost", None, None, board, names, (), (), (), (), logins)  # type: ignore[arg-type]
+    return Plan("http://localhost", None, None, board, names, (), (), (), (), (), logins)  # type: ignore[arg-type]
 
 
 def test_a_worker_whose_event_loop_does_not_run_is_down(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The first line of the request is only peeked at: the worker that serves the connection still reads the whole request.
 A connection of a named session or episode goes to its worker, another one to the worker that the board chooses. The
-descriptor is sent over a socket pair (``SCM_RIGHTS``), which keeps it while the worker starts again.
+descriptor is sent over a socket pair (``SCM_RIGHTS``), which keeps it while the worker starts again. One that any
+worker may serve is sent over another pair, and others take it from there where that worker's event loop does not run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..serve.connections import Connections
@@ -98,7 +100,10 @@ class Acceptor:
         self._sockets = (
             (member.plan.listening, self._accept),
             (member.plan.doors[member.worker], self._accept_other),
-            (member.plan.inboxes[member.worker][1], self._receive),
+            *(
+                (pairs[member.worker][1], partial(self._receive, pairs[member.worker][1]))
+                for pairs in (member.plan.inboxes, member.plan.placed)
+            ),
         )
 
     def open(self) -> None:
@@ -117,7 +122,11 @@ class Acceptor:
             task.cancel()
 
     def _beat(self) -> None:
-        self._member.plan.board.beat(self._member.worker, len(self._connections))
+        plan = self._member.plan
+        plan.board.beat(self._member.worker, len(self._connections))
+        for other in self._member.others:
+            if not plan.board.is_alive(other):
+                self._receive(plan.placed[other][1])
         self._beaten()
         self._beating = self._loop.call_later(BEAT_S, self._beat)
 
@@ -140,9 +149,8 @@ class Acceptor:
         for connection in _accepted(self._member.plan.doors[self._member.worker]):
             self._spawn(self._adopt(connection, self._serve_other))
 
-    def _receive(self) -> None:
-        """Take the connections that other workers have handed over."""
-        inbox = self._member.plan.inboxes[self._member.worker][1]
+    def _receive(self, inbox: socket.socket) -> None:
+        """Take connections that were handed over."""
         for _ in range(AT_ONCE):
             try:
                 _, sent, _, _ = inbox.recvmsg(1, socket.CMSG_SPACE(array.array("i").itemsize))
@@ -162,16 +170,16 @@ class Acceptor:
             return
         finally:
             self._connections.lost(waiting)
-        owner = of_head(head, member.plan.names)
+        owner, pairs = of_head(head, member.plan.names), member.plan.inboxes
         if owner is None:
-            owner = member.plan.board.place(member.worker)
+            owner, pairs = member.plan.board.place(member.worker), member.plan.placed
         if owner == member.worker:
             await self._adopt(connection, self._serve)
             return
         with connection:
             try:
                 descriptors = array.array("i", [connection.fileno()])
-                member.plan.inboxes[owner][0].sendmsg(
+                pairs[owner][0].sendmsg(
                     [b"c"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)], socket.MSG_DONTWAIT
                 )
             except OSError as error:

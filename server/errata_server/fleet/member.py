@@ -47,7 +47,9 @@ class Plan:
         board: The shared memory.
         names: Names of the shards, in order.
         directories: Data directories of the shards.
-        inboxes: Of each worker a pair of sockets: the end that others send descriptors to, and its own.
+        inboxes: Of each worker a pair of sockets for its connections: the end that others send descriptors to, and its
+            own.
+        placed: Of each worker such a pair for connections that any worker may serve.
         doors: Of each worker the listening Unix socket on which others ask it.
         paths: Where these are.
         logins: Directory of the viewer's logins.
@@ -60,6 +62,7 @@ class Plan:
     names: tuple[str, ...]
     directories: tuple[Path, ...]
     inboxes: tuple[tuple[socket.socket, socket.socket], ...]
+    placed: tuple[tuple[socket.socket, socket.socket], ...]
     doors: tuple[socket.socket, ...]
     paths: tuple[Path, ...]
     logins: Path

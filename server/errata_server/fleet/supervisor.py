@@ -184,6 +184,7 @@ def _plan(bind: Bind, names: Sequence[str], directories: Sequence[Path], health_
             names=tuple(names),
             directories=tuple(directories),
             inboxes=tuple(_inbox() for _ in names),
+            placed=tuple(_inbox() for _ in names),
             doors=tuple(doors),
             paths=tuple(paths),
             logins=directories[0] / FOLDER / LOGINS,
