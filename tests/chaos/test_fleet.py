@@ -18,11 +18,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from openenv.core.generic_client import GenericEnvClient
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_plain
 from websockets.typing import Subprotocol
@@ -89,6 +91,10 @@ class Fleet:
 
     def wait_for_other(self, pid: int) -> None:
         until(lambda: pid not in self.pids and len(self.pids) == WORKERS)
+
+    def all_up(self) -> bool:
+        """Return whether all workers are given connections."""
+        return {member["state"] for member in self.get("/fleet")["members"]} == {"up"}
 
     def relayed(self) -> float:
         """Return how many frames the workers have passed on to each other."""
@@ -453,6 +459,55 @@ def test_connects_do_not_hang_while_a_worker_is_stopped(fleet: Fleet) -> None:
             assert httpx.get(f"{fleet.probes}/health", timeout=GIVE_UP_S).status_code == 200
     finally:
         os.kill(stopped, signal.SIGCONT)
+
+
+def holders(server: int, port: int) -> dict[int, set[int]]:
+    """Return which processes of the machine have a descriptor of each connection of a server.
+
+    Args:
+        server: Process id of the server.
+        port: Port of the server.
+
+    Returns:
+        Process ids, by the inode of the server's end of the connection.
+    """
+    rows = [row.split() for row in Path(f"/proc/{server}/net/tcp").read_text().splitlines()[1:]]
+    established = [row for row in rows if row[3] == "01" and int(row[1].rpartition(":")[2], 16) == port]
+    found: dict[int, set[int]] = {int(row[9]): set() for row in established}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended, or is another user's
+            for descriptor in (process / "fd").iterdir():
+                with suppress(OSError):  # it was closed
+                    named = re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink()))
+                    if named is not None and int(named[1]) in found:
+                        found[int(named[1])].add(int(process.name))
+    return found
+
+
+@pytest.mark.chaos
+async def test_connections_are_spread_evenly_and_each_is_one_workers(tmp_path: Path) -> None:
+    """Only who has a descriptor of a socket can read or write a byte of it. The clients know no workers."""
+    workers, connects, at_once = 4, 400, 40
+    with ServerProcess(TARGET, tmp_path, "--workers", str(workers), "--no-fsync", start_s=120) as server:
+        fleet, port = Fleet(server), int(server.url.rpartition(":")[2])
+        clients = [GenericEnvClient(base_url=server.url, connect_timeout_s=GIVE_UP_S) for _ in range(connects)]
+        for at in range(0, connects, at_once):
+            await asyncio.to_thread(until, fleet.all_up)  # a worker that gets no turn gets no connections either
+            await asyncio.gather(*(client.connect() for client in clients[at : at + at_once]))
+
+        def handed_over() -> bool:
+            found = holders(server.process.pid, port)
+            return len(found) == connects and all(len(pids) == 1 for pids in found.values())
+
+        await asyncio.to_thread(until, handed_over)
+        owners = holders(server.process.pid, port)
+        counted = Counter(pid for pids in owners.values() for pid in pids)
+        assert counted.keys() == set(fleet.pids)
+        assert max(counted.values()) - min(counted.values()) <= connects / workers / 10, counted
+        for result in await asyncio.gather(*(client.reset() for client in clients)):
+            assert result.observation["n"] == 0
+        assert holders(server.process.pid, port) == owners, "no other process gets a connection that was handed over"
+        await asyncio.gather(*(client.close() for client in clients))
 
 
 @pytest.mark.chaos

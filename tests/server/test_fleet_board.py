@@ -30,9 +30,20 @@ def test_a_new_connection_goes_to_the_lesser_of_two() -> None:
         board.beat(worker, connections)
     assert board.place(0, lambda alive, _: [alive[0], alive[2]]) == 0
     assert board.place(0, lambda alive, _: [alive[0], alive[1]]) == 1
-    assert board.connections(1) == 3, "it counts at once, so that a burst spreads"
-    board.beat(1, 2)
-    assert board.connections(1) == 2, "its owner knows better"
+
+
+def test_connections_on_their_way_count_until_they_are_taken() -> None:
+    board = Board(3, Clock())
+    board.pass_on(0, 1, 1)
+    board.pass_on(2, 1, 2)
+    board.beat(1, 5)
+    assert board.connections(1) == 8, "a heartbeat of who has not taken them forgets none"
+    board.pass_on(1, 1, -1)
+    board.tell(1, 6)
+    assert board.connections(1) == 8
+    board.clear(1)
+    board.pass_on(2, 1, -2)
+    assert [board.connections(worker) for worker in range(3)] == [0, 0, 0], "others take them where it does not run"
 
 
 def test_a_worker_is_silent_since_its_last_heartbeat() -> None:
@@ -55,7 +66,9 @@ def test_a_burst_spreads_evenly_without_a_heartbeat() -> None:
         chosen = board.place(0)
         own[chosen] += 1
         if chosen == 0:
-            board.beat(0, own[0])  # the acceptor's own are counted when it serves them
+            board.tell(0, own[0])
+        else:
+            board.pass_on(0, chosen, 1)
     assert all(90 <= count <= 110 for count in own.values()), own
 
 

@@ -12,7 +12,7 @@ import array
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -97,11 +97,13 @@ class Acceptor:
         self._beaten = beaten
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unplaced: set[asyncio.Task[None]] = set()
+        self._coming = 0
         self._sockets = (
             (member.plan.listening, self._accept),
             (member.plan.doors[member.worker], self._accept_other),
             *(
-                (pairs[member.worker][1], partial(self._receive, pairs[member.worker][1]))
+                (pairs[member.worker][1], partial(self._receive, pairs, member.worker))
                 for pairs in (member.plan.inboxes, member.plan.placed)
             ),
         )
@@ -123,12 +125,17 @@ class Acceptor:
 
     def _beat(self) -> None:
         plan = self._member.plan
-        plan.board.beat(self._member.worker, len(self._connections))
+        plan.board.beat(self._member.worker, self._count)
         for other in self._member.others:
             if not plan.board.is_alive(other):
-                self._receive(plan.placed[other][1])
+                self._receive(plan.placed, other)
         self._beaten()
         self._beating = self._loop.call_later(BEAT_S, self._beat)
+
+    @property
+    def _count(self) -> int:
+        """Number of connections that are this worker's: not those whose worker is not known yet."""
+        return len(self._connections) - len(self._unplaced) + self._coming
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -144,13 +151,16 @@ class Acceptor:
                 connection.close()
                 continue
             waiting.task = self._spawn(self._route(waiting))
+            self._unplaced.add(waiting.task)
+            waiting.task.add_done_callback(self._unplaced.discard)
 
     def _accept_other(self) -> None:
         for connection in _accepted(self._member.plan.doors[self._member.worker]):
-            self._spawn(self._adopt(connection, self._serve_other))
+            self._take(connection, self._serve_other)
 
-    def _receive(self, inbox: socket.socket) -> None:
-        """Take connections that were handed over."""
+    def _receive(self, pairs: Sequence[tuple[socket.socket, socket.socket]], worker: int) -> None:
+        """Take connections that were handed over to a worker."""
+        inbox = pairs[worker][1]
         for _ in range(AT_ONCE):
             try:
                 _, sent, _, _ = inbox.recvmsg(1, socket.CMSG_SPACE(array.array("i").itemsize))
@@ -159,7 +169,8 @@ class Acceptor:
             for _, _, data in sent:
                 connection = socket.socket(fileno=array.array("i", data)[0])
                 connection.setblocking(False)
-                self._spawn(self._adopt(connection, self._serve))
+                self._member.plan.board.pass_on(self._member.worker, worker, -1)
+                self._take(connection, self._serve)
 
     async def _route(self, waiting: _Waiting) -> None:
         connection, member = waiting.connection, self._member
@@ -170,19 +181,23 @@ class Acceptor:
             return
         finally:
             self._connections.lost(waiting)
+            assert waiting.task is not None
+            self._unplaced.discard(waiting.task)
         owner, pairs = of_head(head, member.plan.names), member.plan.inboxes
         if owner is None:
             owner, pairs = member.plan.board.place(member.worker), member.plan.placed
         if owner == member.worker:
-            await self._adopt(connection, self._serve)
+            self._take(connection, self._serve)
             return
         with connection:
+            member.plan.board.pass_on(member.worker, owner, 1)
             try:
                 descriptors = array.array("i", [connection.fileno()])
                 pairs[owner][0].sendmsg(
                     [b"c"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)], socket.MSG_DONTWAIT
                 )
             except OSError as error:
+                member.plan.board.pass_on(member.worker, owner, -1)
                 log.warning("worker %d takes no connections (%s): one for it was refused", owner, error)
                 with suppress(OSError):
                     connection.send(BUSY)
@@ -209,11 +224,19 @@ class Acceptor:
                     return head
                 await asyncio.sleep(PEEK_AGAIN_S)
 
+    def _take(self, connection: socket.socket, serve: MakeProtocol) -> None:
+        """Serve a connection, and count it at once, so that those of a burst spread."""
+        self._coming += 1
+        self._member.plan.board.tell(self._member.worker, self._count)
+        self._spawn(self._adopt(connection, serve))
+
     async def _adopt(self, connection: socket.socket, serve: MakeProtocol) -> None:
         try:
             await self._loop.connect_accepted_socket(serve, connection)
         except OSError:
             connection.close()
+        finally:
+            self._coming -= 1
 
 
 def _settle(readable: asyncio.Future[None]) -> None:

@@ -1,8 +1,8 @@
 """`Board`: memory that the workers of a fleet share: heartbeats, connections, counts, and whose recent sids are.
 
-It belongs to the supervisor, so it outlives each worker. A worker writes to its own part only, apart from the one
-count of connections that an acceptor raises for the worker that it hands a connection to, which the owner corrects at
-its next heartbeat. So there are no locks, and a worker that is killed or stopped blocks no other.
+It belongs to the supervisor, so it outlives each worker. A worker writes to its own part only, so there are no locks,
+and a worker that is killed or stopped blocks no other. Connections that are on their way from one worker to another are
+numbers that each worker writes for itself: plus one by who sends, minus one by who takes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Board:
     def __init__(self, workers: int, now: Callable[[], float] = time.monotonic) -> None:
         self.workers = workers
         self._now = now
-        self._memory = mmap.mmap(-1, workers * _PART)
+        self._memory = mmap.mmap(-1, workers * (_PART + workers * _COUNT.size))
         self._key = secrets.token_bytes(16)  # a client cannot choose sids that look like another's
 
     # -- what a worker says of itself ---------------------------------------------------------------------------------
@@ -59,6 +59,21 @@ class Board:
         """Write a worker's heartbeat and how many connections it has."""
         _, _, started, written = self._head(worker)
         _HEAD.pack_into(self._memory, worker * _PART, self._now(), connections, started, written)
+
+    def tell(self, worker: int, connections: int) -> None:
+        """Write how many connections a worker has."""
+        _COUNT.pack_into(self._memory, worker * _PART + _CONNECTIONS_AT, connections)
+
+    def pass_on(self, worker: int, to: int, connections: int) -> None:
+        """Note that a worker has sent connections to another, or, less than none, has taken some that were sent there.
+
+        Args:
+            worker: Number of the worker that notes it.
+            to: Number of the worker that they were sent to.
+            connections: Number of connections.
+        """
+        at = self._passed_at(worker, to)
+        _COUNT.pack_into(self._memory, at, _COUNT.unpack_from(self._memory, at)[0] + connections)
 
     def start(self, worker: int) -> None:
         """Note that a worker has started, and that its sids of earlier fleets are written."""
@@ -102,8 +117,9 @@ class Board:
     # -- what all read ------------------------------------------------------------------------------------------------
 
     def connections(self, worker: int) -> int:
-        """Return how many connections a worker has."""
-        return self._head(worker)[1]
+        """Return how many connections a worker has, those on their way to it among them."""
+        passed = (_COUNT.unpack_from(self._memory, self._passed_at(one, worker))[0] for one in range(self.workers))
+        return self._head(worker)[1] + sum(passed)
 
     def is_alive(self, worker: int) -> bool:
         """Return whether a worker's event loop has run within `STALE_S`."""
@@ -147,17 +163,15 @@ class Board:
     def place(self, me: int, choose: Callable[[Sequence[int], int], Sequence[int]] = random.sample) -> int:
         """Return the worker for a new connection: of two at random that are alive, the one with fewer connections.
 
-        The connection is counted at once, so that those of a burst spread.
-
         Args:
             me: The worker that has accepted it, which gets it where no other is alive.
             choose: Draws from a sequence.
         """
         alive = [worker for worker in range(self.workers) if worker == me or self.is_alive(worker)]
-        chosen = min(choose(alive, min(2, len(alive))), key=self.connections)
-        if chosen != me:  # only this field: the owner writes the others meanwhile
-            _COUNT.pack_into(self._memory, chosen * _PART + _CONNECTIONS_AT, self.connections(chosen) + 1)
-        return chosen
+        return min(choose(alive, min(2, len(alive))), key=self.connections)
+
+    def _passed_at(self, worker: int, to: int) -> int:
+        return self.workers * _PART + (worker * self.workers + to) * _COUNT.size
 
     def _find(self, sought: bytes, begin: int, entries: int, entry_bytes: int) -> int | None:
         """Return the offset of an entry that begins with a hash; None where there is none."""
