@@ -1,7 +1,8 @@
 """A pytest plugin that puts another server in the place of OpenEnv's, for OpenEnv's own tests.
 
 ``pytest -p suite_target --suite-target MODULE`` replaces those of `NAMES` that the module has, wherever OpenEnv's
-packages export them, before any test imports them. Without the option the tests run on OpenEnv's server.
+packages export them, before any test imports them. The module is a plugin, too, and may have hooks. Without the option
+the tests run on OpenEnv's server.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if target is None:
         return
     module = importlib.import_module(target)
+    config.pluginmanager.register(module)
     replacements = {name: getattr(module, name) for name in NAMES if hasattr(module, name)}
     if not replacements:
         raise pytest.UsageError(f"--suite-target {target}: the module has none of {', '.join(NAMES)}")
