@@ -31,7 +31,7 @@ from websockets.typing import Subprotocol
 
 from errata_client import Backoff, Connection, EnvPool, ErrataClient
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.errors import ServiceError, StateOutOfRange, UnknownEpisode
+from errata_protocol.errors import JournalUnavailable, ServiceError, StateOutOfRange, UnknownEpisode
 from errata_protocol.labels import Labels
 from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
@@ -158,6 +158,19 @@ def shard_names(data_dir: Path) -> list[str]:
     return [(directory / "shard").read_text().strip() for directory in shards(data_dir, WORKERS)]
 
 
+def worker_of(directory: Path) -> int:
+    """Return the process id of the worker that holds a data directory's lock, once one does."""
+    inode, found = (directory / "lock").stat().st_ino, []
+
+    def is_held() -> bool:
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        found[:] = [int(fields[4]) for fields in locks if fields[5].endswith(f":{inode}")]
+        return bool(found)
+
+    until(is_held)
+    return found[0]
+
+
 async def stormed(url: str, strike: Callable[[], Awaitable[None]], *, plain: int) -> list[str]:
     """Let clients that know no fleet, those that do, and some on plain sockets step meanwhile; return their eids."""
     connections = [*(Unaware(url) for _ in range(3)), *(Connection(url) for _ in range(2))]
@@ -278,6 +291,66 @@ async def test_every_session_reads_the_episodes_of_all_workers(fleet: Fleet, mux
             with pytest.raises(UnknownEpisode):
                 await reader.state_at(0, eid[:-1] + ("a" if eid[-1] != "a" else "b"))
         await reader.close()
+
+
+def place(eid: str, t: int) -> dict[str, Any]:
+    return {"episode_id": eid, "t": t}
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("mux", [True, False], ids=["mux", "plain"])
+async def test_every_session_goes_on_from_the_episodes_of_all_workers(fleet: Fleet, mux: bool) -> None:
+    fleet.wait_for_all()
+    async with EnvPool(fleet.url, 24) as pool:
+        await pool.reset_batch()
+        await pool.step_batch([{"n": n} for n in range(24)])
+        assert len({shard_of(str(client.eid)) for client in pool.clients}) == WORKERS
+        client = ErrataClient[Any, Any, Any](fleet.url, mux=mux)
+        for n, parent in enumerate(pool.clients):
+            began = await client.reset(injected_state=place(str(parent.eid), 1))
+            assert (began.observation["n"], client.t) == (n, 0)
+            assert (await client.step({"n": 5})).observation["n"] == n + 5
+            assert (await client.state_at(0)).payload == (await parent.state_at(1)).payload
+            assert (await parent.step({"n": 1})).observation["n"] == n + 1, "the parent goes on by itself"
+        await client.close()
+
+
+async def when_it_answers(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Repeat what a worker that is starting again is needed for: on a plain socket that is its caller's."""
+    async with asyncio.timeout(GIVE_UP_S):
+        while True:
+            try:
+                return await call()
+            except JournalUnavailable:
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("mux", [True, False], ids=["mux", "plain"])
+async def test_a_fork_of_an_episode_whose_worker_is_killed_waits_for_it(tmp_path: Path, mux: bool) -> None:
+    """Once as the fork is made, and once as the parent's requests are to be run again for it."""
+    target, options = "tests.server.repeatable:DiceEnvironment", ("--workers", str(WORKERS), "--no-fsync")
+    with ServerProcess(target, tmp_path, *options, start_s=120) as server:
+        Fleet(server).wait_for_all()
+        async with EnvPool(server.url, 24) as pool:
+            await pool.reset_batch()
+            seen = [await pool.step_batch([{"n": n} for n in range(24)]) for _ in range(2)]
+            at = {str(shard_of(str(client.eid))): n for n, client in enumerate(pool.clients)}
+            assert len(at) == WORKERS
+            client = ErrataClient[Any, Any, Any](server.url, mux=mux, durable=True)
+            await client.reset()
+            for directory, shard in zip(shards(tmp_path, WORKERS), shard_names(tmp_path), strict=True):
+                parent = pool.clients[at[shard]]
+                where = place(str(parent.eid), 1)
+                os.kill(await asyncio.to_thread(worker_of, directory), signal.SIGKILL)
+                began = await when_it_answers(lambda where=where: client.reset(injected_state=where))
+                assert began.observation == seen[0][at[shard]].observation
+                os.kill(await asyncio.to_thread(worker_of, directory), signal.SIGKILL)
+                action = {"n": at[shard]}
+                step = await when_it_answers(lambda action=action: client.step(action))
+                assert (step.observation, client.t) == (seen[1][at[shard]].observation, 1), "it acts once"
+                assert (await client.state_at(0)).payload == (await parent.state_at(1)).payload
+            await client.close()
 
 
 @pytest.mark.storm

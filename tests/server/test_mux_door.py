@@ -42,9 +42,9 @@ from errata_server.app import create_fastapi_app
 from errata_server.doors.mux import reads
 from errata_server.doors.mux.driver import journal_sid
 from errata_server.doors.mux.socket import READS_AT_ONCE
-from errata_server.episodes.forks import Forks
 from errata_server.runtime.retention_clock import EVERY_S
 from errata_server.runtime.runtime import Runtime
+from errata_server.runtime.store import Store
 from errata_server.sessions.execution import Execution
 from errata_server.settings import Settings
 from tests.garbage import no_collections
@@ -293,18 +293,18 @@ async def test_a_reset_takes_no_state_of_another_environment_of_the_server() -> 
 
 async def test_a_session_that_is_closed_meanwhile_is_reset_to_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = simulated(Settings(journal_wait_s=0.3))
-    child_of = Forks.child
+    parent_of = Store.owned_parent
 
-    async def child(self: Forks, *given: Any, **more: Any) -> Any:
-        made = await child_of(self, *given, **more)
-        await runtime.live_sessions.end(given[1])  # its episode is deleted by somebody else, for example
-        return made
+    async def parent(self: Store, *given: Any) -> Any:
+        found = await parent_of(self, *given)
+        await runtime.live_sessions.end(found.row.sid)  # its episode is deleted by somebody else, for example
+        return found
 
     async with joined(application(runtime)) as trainer:
         session = await trainer.open()
         first = await trainer.ask(session, "reset")
         episodes = len(runtime.store.journal.episodes(limit=9, principal=None)[0])
-        monkeypatch.setattr(Forks, "child", child)
+        monkeypatch.setattr(Store, "owned_parent", parent)
         with pytest.raises((SessionClosed, SessionUnknown)):
             await trainer.ask(session, "reset", {"injected_state": {"episode_id": first.eid, "t": 0}})
         assert len(runtime.store.journal.episodes(limit=9, principal=None)[0]) == episodes, "no episode was begun"

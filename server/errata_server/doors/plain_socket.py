@@ -185,9 +185,8 @@ class PlainSocket(SocketDoor):
     async def _reset_to(self, session: Session, asked: dict[str, Any], forks: Forks, place: tuple[str, int]) -> bytes:
         """Continue a session from a state(t), as on a multiplexed socket (PROTOCOL D11)."""
         runtime = self._sessions.runtime
-        await self._reader.check(place[0], sid=session.sid)
         admitted = Admitted("", 0, session.sid, None, "reset", to_json(asked), runtime.clock.time())
-        row = await reset_to(runtime, forks, session, admitted, place, self)
+        row = await reset_to(runtime, forks, session, admitted, place, self._reader, self)
         return self._delivered("observation", Reply(row.eid, 0, row.payload, wire_digest(row.digest)))
 
     async def _state_at(self, session: Session, frame: dict[str, Any], reads: JournalReads) -> bytes:

@@ -55,6 +55,11 @@ class Reader:
             if not await self._store.opens(eid, self._read_key, sid):
                 raise UnknownEpisode(eid)
 
+    @property
+    def key(self) -> str | None:
+        """The read key that has to open an episode; None where the reader reads all of its principal's."""
+        return None if self._reads_all else self._read_key
+
     async def known(self, eids: list[str]) -> list[str]:
         """Return those of ``eids`` that `check` does not refuse as unknown.
 

@@ -137,8 +137,8 @@ class RepeatSafe:
                 asked = WSResetMessage(**frame).data
                 place = injected_fork(asked)
                 if place is not None:
-                    await self._reader.check(place[0], sid=session.sid)
-                    return await reset_to(self._sessions.runtime, self._forks, session, admitted, place, socket)
+                    runtime, reader = self._sessions.runtime, self._reader
+                    return await reset_to(runtime, self._forks, session, admitted, place, reader, socket)
                 request = reset_request(asked)
             case "step":
                 request = step_request(WSStepMessage(**frame).data, self._action_cls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from errata_protocol.errors import Conflict, NotSupported, UnknownEpisode
+from errata_protocol.errors import Conflict, NotSupported
 from errata_protocol.labels import Labels
 from errata_protocol.replay import ForkReply, ForkRequest, Origin
 
@@ -12,7 +12,7 @@ from ..clock import Clock
 from ..ids import Ids
 from ..journal.base import DeliveryRow, EpisodeRow, SessionRow, label_fields
 from ..recovery import NONE, SNAPSHOT, recovery_class
-from ..runtime.ownership import read_key_of
+from ..runtime.ownership import ForkParent, read_key_of
 from ..runtime.rows import Admitted, forked_row
 from ..runtime.store import Store
 
@@ -55,14 +55,14 @@ class Forks:
             NotSupported: The environment takes no snapshots and is not declared deterministic.
             Conflict: The request_id was used with another t.
         """
-        parent = await self._store.owned_delivery(eid, request.t, principal)
+        parent = await self._store.owned_parent(eid, request.t, principal)
         earlier = await self._store.fork_session(eid, request.request_id)
         if earlier is not None:
             return await self._same_child(earlier, eid, request)
         sid = self._ids.session()
         asked = request.model_dump_json(exclude_none=True).encode()
         labels = None if request.labels is None else request.labels.labels()
-        child = await self.child(parent, sid, asked, fork_request=request.request_id, labels=labels)
+        child = self.child(parent, sid, asked, fork_request=request.request_id, labels=labels)
         await self._store.wait_until_writable()
         try:
             await self._store.commit(*child.records)
@@ -73,9 +73,9 @@ class Forks:
             return await self._same_child(earlier, eid, request)
         return _reply(child.records[0], child.eid, eid, request.t)
 
-    async def child(
+    def child(
         self,
-        parent: DeliveryRow,
+        parent: ForkParent,
         sid: str,
         asked: bytes,
         *,
@@ -84,7 +84,7 @@ class Forks:
         group: str | None = None,
         labels: Labels | None = None,
     ) -> Child:
-        """Return the rows of a new session whose t=0 is the delivery ``parent``; does not commit them.
+        """Return the rows of a new session whose t=0 is the delivery of ``parent``; does not commit them.
 
         Args:
             parent: The delivery to continue from.
@@ -98,19 +98,16 @@ class Forks:
         Raises:
             NotSupported: The environment takes no snapshots and is not declared deterministic.
         """
-        eid = parent.eid
-        parent_session = await self._store.session(parent.sid)
-        recovery = SNAPSHOT if parent.state is not None else NONE
-        if parent.state is None and parent_session is not None:
+        row, episode, parent_session = parent.row, parent.episode, parent.session
+        eid = row.eid
+        recovery = SNAPSHOT if row.state is not None else NONE
+        if row.state is None and parent_session is not None:
             recovery = recovery_class(parent_session.recovery)
-        if not recovery.can_fork or (recovery.takes_snapshots and parent.state is None):
+        if not recovery.can_fork or (recovery.takes_snapshots and row.state is None):
             raise NotSupported(
                 f"episode {eid} cannot be forked: its environment has no snapshot()/restore() and was not declared "
                 "deterministic; its observations can still be read by state(t)"
             )
-        episode = await self._store.episode(eid)
-        if episode is None:
-            raise UnknownEpisode(eid)
         labels = episode.labels if labels is None else labels
         now = self._clock.time()
         session = SessionRow(
@@ -135,12 +132,12 @@ class Forks:
             episode_id=self._ids.uuid(),  # a UUID as upstream's; it says nothing about the eid (R-015-22)
             principal=episode.principal,
             origin_eid=eid,
-            origin_t=parent.t,
+            origin_t=row.t,
             agent_text_version=episode.agent_text_version,
             **label_fields(labels),
         )
         admitted = Admitted(child.eid, 0, sid, None, "fork", asked, now)
-        return Child(child.eid, (session, child, forked_row(parent, admitted)))
+        return Child(child.eid, (session, child, forked_row(row, admitted)))
 
     async def _same_child(self, row: SessionRow, eid: str, request: ForkRequest) -> ForkReply:
         first = await self._store.first_episode(row.sid)

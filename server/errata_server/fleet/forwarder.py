@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from errata_protocol.episode_lists import EpisodeOrder, merged, summed
-from errata_protocol.errors import ErrataError, InvalidRequest, NotSupported
+from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported
 from errata_protocol.replay import DeletedEpisodes, EpisodeAggregates, EpisodePage
 
 from ..doors.auth import Guard, refuse
@@ -34,6 +34,7 @@ from ..journal.base import Journal
 from ..runtime import metrics
 from ..runtime.fleet import PASSED_ON
 from ..runtime.runtime import Runtime
+from .elsewhere import PATH as ELSEWHERE
 from .events import MergedEvents, cursors_of
 from .logins import SharedLogins, StoredLogins
 from .member import ASK_S, Member, unanswered
@@ -402,14 +403,21 @@ class Arrivals:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/fleet/"):
-            asked = await Request(scope, receive).json()
-            response = JSONResponse(await self._answer(scope["path"], asked))
+            response = await self._answer(scope["path"], await Request(scope, receive).json())
             await response(scope, receive, send)
             return
         await self._app(restored(scope) if scope["type"] in ("http", "websocket") else scope, receive, send)
 
-    async def _answer(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
-        await self._runtime.start()
+    async def _answer(self, path: str, asked: dict[str, Any]) -> Response:
+        try:
+            await self._runtime.start()
+            if path.startswith(ELSEWHERE):
+                return Response(await self._member.elsewhere.answer(self._runtime.store, path, asked))
+            return JSONResponse(await self._answer_here(path, asked))
+        except ErrataError as error:
+            return JSONResponse(error.to_wire(), CODES[error.code].http_status)
+
+    async def _answer_here(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
         if path == "/fleet/close_group":
             close = self._member.close_here[asked["environment"]]
             return {"closed": await close(asked["group"], asked["principal"])}

@@ -25,6 +25,7 @@ from ..runtime.capacity import Capacity
 from ..runtime.fleet import DeliveredState
 from ..runtime.metrics import Metrics
 from .board import Board
+from .elsewhere import Elsewhere
 from .origin import passed_on
 from .relay import Relay
 from .routes import of_id
@@ -120,6 +121,7 @@ class Member:
         self.others = [other for other in range(len(plan.names)) if other != worker]
         self.close_here: dict[str, Callable[[str, str | None], Awaitable[int]]] = {}
         self._clients: dict[int, httpx.AsyncClient] = {}
+        self.elsewhere = Elsewhere(plan.names, worker, self.answer_of)
 
     def show(self, metrics: Metrics) -> None:
         """Add the metrics that only a worker of several has."""
@@ -166,8 +168,7 @@ class Member:
 
     async def state_at(self, eid: str, t: int, asked_on: HTTPConnection) -> DeliveredState | None:
         """Read a delivery of another worker's episode; return None if the episode is this worker's, or none's."""
-        other = of_id(eid, self.plan.names)
-        if other is None or other == self.worker:
+        if (other := self.elsewhere.owner_of(eid)) is None:
             return None
         place = str(asked_on.scope["path"]).removesuffix("/ws")
         headers = [one for one in passed_on(asked_on) if not one[0].lower().startswith("sec-websocket-")]
@@ -225,6 +226,23 @@ class Member:
             JournalUnavailable: One does not answer.
         """
         return await asyncio.gather(*(self._ask(other, path, asked) for other in self.others))
+
+    async def answer_of(self, other: int, path: str, asked: Mapping[str, Any]) -> bytes:
+        """Return the body of a worker's answer.
+
+        Raises:
+            ErrataError: The worker answers with this error.
+            JournalUnavailable: The worker does not answer, or fails.
+        """
+        try:
+            answer = await self.client(other).post(path, json=asked)
+        except httpx.HTTPError as error:
+            raise unanswered(other) from error
+        if answer.status_code == 200:
+            return answer.content
+        if answer.headers.get("content-type") != "application/json":  # a defect of its, which its log has
+            raise unanswered(other)
+        raise error_of(answer.content)
 
     async def _ask(self, other: int, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         try:

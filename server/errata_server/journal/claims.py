@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from errata_protocol.errors import Conflict, UnknownEpisode
+from errata_protocol.shards import shard_of
 
 from .base import DeliveryRow, EpisodeRow, Record, RewardRow, SessionRow
 
@@ -64,7 +65,8 @@ def check(records: Iterable[Record], keys: Keys, earlier: Claims) -> Claims:
                 key = ("episode", e.eid)
                 if key in new or key in earlier or keys.has_episode(e.eid):
                     raise _conflict(e)
-                if e.origin_eid is not None and e.origin_t is not None:
+                # A fork may continue an episode of another directory, whose server keeps it for the fork.
+                if e.origin_eid is not None and e.origin_t is not None and shard_of(e.origin_eid) == shard_of(e.eid):
                     _need(e.origin_eid, e.origin_t, keys, earlier, new)
                 new.add(key)
             case SessionRow() as s:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
 from starlette.requests import HTTPConnection
@@ -14,7 +15,10 @@ from starlette.websockets import WebSocket
 from errata_protocol.capabilities import ServerLimits
 from errata_protocol.fleet import FleetMember
 
+from ..journal.base import DeliveryRow, RewardRow
 from .capacity import Capacity
+from .lineage import Lineage
+from .ownership import ForkParent
 
 PASSED_ON = "errata_fleet"
 """Key of the scope of a request or a socket that another worker has passed on: it is answered here."""
@@ -52,8 +56,61 @@ class SocketRelay(Protocol):
         """Close the connections to other workers."""
 
 
+class EpisodesElsewhere(Protocol):
+    """Episodes of other workers that sessions of this one continue or ask about, and their forks at other workers.
+
+    Each method but `has` raises JournalUnavailable where another worker does not answer.
+    """
+
+    def has(self, eid: str) -> bool:
+        """Return whether an episode is another worker's, by its id alone."""
+
+    def parent(
+        self, eid: str, t: int, principal: str | None, key: str | None
+    ) -> AbstractAsyncContextManager[ForkParent]:
+        """Return the parent of a fork. It is kept while the context is entered, and then for the fork, if it is there.
+
+        Args:
+            eid: Episode of another worker.
+            t: Index of the delivery.
+            principal: Owner of the episode.
+            key: Read key that has to open the episode; None for a reader that reads all of its principal's.
+
+        Raises:
+            UnknownEpisode: There is no such episode of this principal, or the key does not open it.
+            StateOutOfRange: The episode has no delivery ``t``.
+            NoReset: ``t`` is 0 and the episode began without a reset.
+            Misdirected: The delivery's snapshot has layers of a sandbox, which are that worker's.
+        """
+
+    async def lineage(self, eid: str, t: int, whole_session: bool) -> Lineage:
+        """Return what `errata_server.runtime.lineage.lineage` returns of another worker's journal."""
+
+    async def recorded(self, eid: str, t: int) -> list[DeliveryRow]:
+        """Return a delivery of another worker's episode, and the errors that followed it."""
+
+    async def rewards(self, eid: str, principal: str | None, key: str | None) -> list[RewardRow]:
+        """Return the late rewards of another worker's episode.
+
+        Args:
+            eid: The episode.
+            principal: Owner of the episode.
+            key: As in `parent`.
+
+        Raises:
+            UnknownEpisode: As in `parent`.
+        """
+
+    def deleting(self, eid: str) -> AbstractAsyncContextManager[bool]:
+        """Return whether an episode of this worker has a fork at another one; while entered, none can be made there."""
+
+
 class Fleet(Protocol):
     """The other workers, as one worker sees them."""
+
+    @property
+    def elsewhere(self) -> EpisodesElsewhere:
+        """Episodes of other workers."""
 
     def members(self) -> Sequence[FleetMember]:
         """Return all workers as they are now, this one among them."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hmac
 
+from msgspec import Struct
+
 from errata_protocol.errors import CallerError, NoReset, StateOutOfRange, UnknownEpisode
 from errata_protocol.read_keys import plain_hash, read_key
 
@@ -42,6 +44,26 @@ def opens(journal: Journal, eid: str, key: str, sid: str | None) -> bool:
     session = journal.session(row.sid if row is not None else "") or _NOBODY
     fits = hmac.compare_digest(read_key_of(session).encode(), key.encode())
     return row is not None and (row.sid == sid or (fits and session is not _NOBODY))
+
+
+class ForkParent(Struct, frozen=True):
+    """The delivery that a fork continues from, and whose it is.
+
+    Args:
+        row: The delivery.
+        episode: The delivery's episode.
+        session: The session of the episode; None where it was deleted.
+    """
+
+    row: DeliveryRow
+    episode: EpisodeRow
+    session: SessionRow | None
+
+
+def find_parent(journal: Journal, eid: str, t: int, principal: str | None) -> ForkParent:
+    """Return delivery ``t`` of an episode of ``principal`` as the parent of a fork; raises as `find_delivery`."""
+    row, episode = find_delivery(journal, eid, t, principal), find_episode(journal, eid, principal)
+    return ForkParent(row, episode, journal.session(row.sid))
 
 
 def find_delivery(journal: Journal, eid: str, t: int, principal: str | None) -> DeliveryRow:

@@ -124,6 +124,7 @@ class Runtime:
             wait_s=settings.journal_wait_s,
             changes=Changes(self.ids.seed),
             shard=self.ids.shard,
+            deleting=None if fleet is None else fleet.elsewhere.deleting,
         )
         self.attached = Attached(self.store.changes)
         self.rewards = Rewards(self.store, self.clock, self.metrics)

@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -37,7 +38,7 @@ from ..journal.disk import Disk
 from ..journal.registry import DIRECTORY
 from .changes import Changes
 from .data_watch import DataWatch
-from .ownership import delivery_error, find_delivery, find_episode, opens
+from .ownership import ForkParent, delivery_error, find_delivery, find_episode, find_parent, opens
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,6 +100,8 @@ class Store:
         wait_s: How long `wait_until_writable` waits.
         changes: Where commits and deletions are noted for those who follow them.
         shard: Name of the data directory, None where it has none.
+        deleting: Returns, for as long as it is entered, whether an episode has a fork at another worker; see
+            `errata_server.runtime.fleet.EpisodesElsewhere`. None where there are no others.
 
     Attributes:
         journal: The journal itself; closed by `errata_server.runtime.runtime.Runtime`.
@@ -114,7 +117,9 @@ class Store:
         wait_s: float,
         changes: Changes | None = None,
         shard: str | None = None,
+        deleting: Callable[[str], AbstractAsyncContextManager[bool]] | None = None,
     ) -> None:
+        self._deleting = deleting
         self._data_dir = data_dir
         self.shard = shard
         self.changes = changes or Changes()
@@ -319,6 +324,10 @@ class Store:
         """
         return self._read(find_delivery, self.journal, eid, t, principal)
 
+    def owned_parent(self, eid: str, t: int, principal: str | None) -> Awaitable[ForkParent]:
+        """Return delivery ``t`` of an episode of ``principal`` as the parent of a fork; raises as `owned_delivery`."""
+        return self._read(find_parent, self.journal, eid, t, principal)
+
     def owned_turns(
         self, eid: str, principal: str | None, attached: Callable[[], frozenset[str] | None] = lambda: None
     ) -> Awaitable[tuple[EpisodeStats, list[TurnRow]]]:
@@ -412,9 +421,22 @@ class Store:
 
     # -- deletions: on a reader thread, because they wait for the disk; compactions on one of their own ---------------
 
-    def delete_episode(self, eid: str, *, unless_forked: bool = False) -> Awaitable[int]:
-        """Delete an episode; return how many deliveries it had."""
+    async def delete_episode(self, eid: str, *, unless_forked: bool = False) -> int:
+        """Delete an episode; return how many deliveries it had.
 
+        Args:
+            eid: The episode.
+            unless_forked: Whether nothing is deleted where the episode has a fork, at another worker too.
+
+        Raises:
+            JournalUnavailable: The journal cannot be written, or a worker that may have a fork does not answer.
+        """
+        if not unless_forked or self._deleting is None:
+            return await self._delete(eid, unless_forked)
+        async with self._deleting(eid) as forked_elsewhere:
+            return 0 if forked_elsewhere else await self._delete(eid, unless_forked)
+
+    def _delete(self, eid: str, unless_forked: bool) -> Awaitable[int]:
         def delete() -> int:
             row = self.journal.episode(eid)
             count = self.journal.delete_episode(eid, unless_forked=unless_forked)

@@ -20,7 +20,6 @@ import inspect
 import json
 import logging
 import uuid
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,7 +27,7 @@ from pydantic_core import to_json
 
 from errata_protocol import error_info
 from errata_protocol.differences import Cause, Difference, differences, normalised, summary
-from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout
+from errata_protocol.errors import EnvironmentFailed, EnvironmentOutputInvalid, ErrataError, StepTimeout, UnknownEpisode
 from errata_protocol.json_path import every_item, written
 from errata_protocol.payload import semantic_sha256, without_fields
 
@@ -37,6 +36,7 @@ from ..concurrency.slots import Share
 from ..environments.host import EnvHost
 from ..ids import name_of
 from ..journal.base import DeliveryRow
+from ..runtime.lineage import Lineage, Stretch, lineage
 from ..runtime.rows import Admitted
 from ..runtime.runtime import Runtime
 from ..workers import WORKERS
@@ -129,17 +129,6 @@ def _is_named(parameter: inspect.Parameter | None) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Deliveries 0 to ``t`` of one episode to run again; ``fork_name`` as `EpisodeRow` has it; with ``last`` also the
-    errors after ``t``."""
-
-    eid: str
-    t: int
-    fork_name: str | None
-    last: bool = False
-
-
 class Reexecution:
     """Runs the journaled requests of one environment's sessions again.
 
@@ -166,43 +155,61 @@ class Reexecution:
         Raises:
             NotRepeatable: An answer differs from the journaled one, or the journal lacks a request.
             StepTimeout: A request took longer than the deadline, which it had not the first time.
-            ErrataError: The infrastructure failed; a retry may succeed.
+            ErrataError: The infrastructure failed, or a worker that has some of the requests does not answer; a retry
+                may succeed.
         """
-        lineage = await self._lineage(eid, t, whole_session)
-        progress = _Progress(eid, sum(stretch.t + (stretch.fork_name is None) for stretch in lineage))
-        for stretch in lineage:
+        stretches = await self._stretches(eid, t, whole_session)
+        progress = _Progress(eid, sum(stretch.t + (stretch.fork_name is None) for stretch in stretches))
+        for stretch in stretches:
             await self._stretch(host, stretch, progress)
         progress.done()
 
     async def earlier_episodes(self, eid: str, t: int) -> int:
         """Return the number of earlier episodes that `run` adds with ``whole_session``."""
         try:
-            return len(await self._lineage(eid, t, whole_session=True)) - len(await self._lineage(eid, t, False))
+            return len(await self._stretches(eid, t, whole_session=True)) - len(await self._stretches(eid, t, False))
         except NotRepeatable:
             return 0
 
-    async def _lineage(self, eid: str, t: int, whole_session: bool) -> list[_Stretch]:
-        stretches: list[_Stretch] = []
-        while True:
-            first = await self._runtime.store.episode(eid)
-            if first is None:
-                raise NotRepeatable(f"episode {eid}, whose requests lead there, was deleted")
-            stretches.append(_Stretch(eid, t, first.fork_name, last=not stretches))
-            if whole_session and first.origin_eid is None:
-                of_session = await self._runtime.store.session_episodes(first.sid)
-                for earlier in reversed(of_session[: of_session.index(eid)]):
-                    row = await self._runtime.store.episode(earlier)
-                    turns = await self._runtime.store.turns(earlier)
-                    if row is not None and turns:
-                        stretches.append(_Stretch(earlier, turns[-1].t, row.fork_name, last=True))
-                        first = row
-            if first.origin_eid is None or first.origin_t is None:
-                return stretches[::-1]
-            eid, t = first.origin_eid, first.origin_t
+    async def _stretches(self, eid: str, t: int, whole_session: bool) -> list[Stretch]:
+        """Return what to run again, in its order."""
+        found: list[Stretch] = []
+        place: tuple[str, int] | None = (eid, t)
+        while place is not None:
+            try:
+                part = await self._lineage(*place, whole_session)
+            except UnknownEpisode as error:
+                raise NotRepeatable(f"episode {place[0]}, whose requests lead there, was deleted") from error
+            found += part.stretches
+            place = part.origin
+        return [*reversed(found[1:]), replace(found[0], with_errors=True)]
 
-    async def _stretch(self, host: EnvHost, stretch: _Stretch, progress: _Progress) -> None:
+    async def _lineage(self, eid: str, t: int, whole_session: bool) -> Lineage:
+        """Return a part of the lineage, from the worker that has the episode.
+
+        Raises:
+            UnknownEpisode: The episode was deleted.
+            Misdirected: The episode is of a data directory that this server does not serve.
+            JournalUnavailable: The worker does not answer.
+        """
+        fleet, store = self._runtime.fleet, self._runtime.store
+        if fleet is not None and fleet.elsewhere.has(eid):
+            return await fleet.elsewhere.lineage(eid, t, whole_session)
+        try:
+            return await store.read(lambda journal: lineage(journal, eid, t, whole_session))
+        except UnknownEpisode:
+            store.check_shard(eid)
+            raise
+
+    async def _recorded(self, eid: str, t: int) -> list[DeliveryRow]:
+        fleet = self._runtime.fleet
+        if fleet is not None and fleet.elsewhere.has(eid):
+            return await fleet.elsewhere.recorded(eid, t)
+        return await self._runtime.store.recorded(eid, t)
+
+    async def _stretch(self, host: EnvHost, stretch: Stretch, progress: _Progress) -> None:
         for t in range(stretch.t + 1):
-            rows = await self._runtime.store.recorded(stretch.eid, t)
+            rows = await self._recorded(stretch.eid, t)
             if not rows and t == 0 and stretch.t > 0:
                 continue  # the episode began without a reset
             if not rows:
@@ -213,7 +220,7 @@ class Reexecution:
             else:
                 await self._again(host, delivery, t)
                 progress.ran()
-            if t < stretch.t or stretch.last:
+            if t < stretch.t or stretch.with_errors:
                 for error in errors:
                     if error.status == EnvironmentFailed.code and error.kind in ("reset", "step", "mcp"):
                         await self._again(host, error, t + 1)

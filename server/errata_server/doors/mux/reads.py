@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from errata_protocol.mux import AnswerRead, EncodedReply, ReadPushes, ReadReplie
 
 from ...episodes.reads import JournalReads
 from ...ids import name_of
-from ...journal.base import SessionRow
+from ...journal.base import RewardRow, SessionRow
 from ...runtime.rewards import push_data
 from ...runtime.rows import encode_output, wire_digest
 from ...sessions.session import Session
@@ -168,6 +168,9 @@ class ReadRunner:
                     if not is_readable(found.payload):
                         raise unreadable(found)
                     return EncodedReply("state_at", found.payload, eid, found.t, found.digest, found.kind)
+            if read.kind == "rewards" and self._fleet is not None and self._fleet.elsewhere.has(eid):
+                rows = await self._fleet.elsewhere.rewards(eid, principal, socket.reader.key)
+                return EncodedReply("rewards", await asyncio.to_thread(_listed, rows))
             await socket.reader.check(eid, sid=session.sid)
         if read.kind == "state" and fields:
             row = await self._reads.state_at(session.eid, fields["t"], fields.get("eid"), principal)
@@ -182,7 +185,7 @@ class ReadRunner:
                 rows = await self._store.owned_rewards(eid, principal)
             else:
                 rows = [] if eid is None else await self._store.rewards(eid)
-            return EncodedReply("rewards", b"[" + b",".join(map(push_data, rows)) + b"]")
+            return EncodedReply("rewards", _listed(rows))
         rpc = parse_rpc(object_of(read.data))
         if not isinstance(rpc, JsonRpcRequest):
             return EncodedReply("mcp", to_json(rpc))
@@ -211,3 +214,7 @@ class ReadRunner:
     async def _close(self, row: SessionRow) -> None:
         await self._sessions.lifetime.close(self._sessions.dormant(row, None))
         self._lifetime.end(wire_sid(row.sid), "closed")
+
+
+def _listed(rows: Iterable[RewardRow]) -> bytes:
+    return b"[" + b",".join(map(push_data, rows)) + b"]"

@@ -226,13 +226,17 @@ class RequestRunner:
         eid = fork.eid or session.eid
         if eid is None:
             raise NoReset("this session has delivered nothing yet: reset it first")
-        self._store.check_shard(eid, fork.sid)
-        parent = await self._store.owned_delivery(eid, fork.t, session.row.principal)
-        if parent.sid != session.sid:
+        self._store.check_shard(fork.sid)
+        fleet = self._sessions.runtime.fleet
+        if fleet is not None and fleet.elsewhere.has(eid):
+            raise UnknownEpisode(eid)  # a session's episodes are all its worker's
+        self._store.check_shard(eid)
+        parent = await self._store.owned_parent(eid, fork.t, session.row.principal)
+        if parent.row.sid != session.sid:
             raise UnknownEpisode(eid)
-        if (fleet := self._sessions.runtime.fleet) is not None:
+        if fleet is not None:
             fleet.took(fork.sid)
-        child = await self._forks.child(
+        child = self._forks.child(
             parent,
             journal_sid(fork.sid),
             run.data,
@@ -264,13 +268,9 @@ class RequestRunner:
             reader = socket.reader
         else:
             reader = self._left[session]  # a request that was accepted runs although its socket is lost
-        await reader.check(eid, sid=session.sid)
-        admitted = self._admitted(session, run)
-        return replayed_reply(
-            await reset_to(
-                self._sessions.runtime, self._forks, session, admitted, (eid, t), labels=run.labels or NO_LABELS
-            )
-        )
+        runtime, admitted = self._sessions.runtime, self._admitted(session, run)
+        labels = run.labels or NO_LABELS
+        return replayed_reply(await reset_to(runtime, self._forks, session, admitted, (eid, t), reader, labels=labels))
 
     async def _close(self, session: Session, run: RunRequest) -> EncodedReply:
         row = self._row(session, run, b"{}")
