@@ -99,7 +99,7 @@ class Acceptor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unplaced: set[asyncio.Task[None]] = set()
         self._coming = 0
-        self._sockets = (
+        self._sockets: tuple[tuple[socket.socket, Callable[[], None]], ...] = (
             (member.plan.listening, self._accept),
             (member.plan.doors[member.worker], self._accept_other),
             *(

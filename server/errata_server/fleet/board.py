@@ -118,8 +118,10 @@ class Board:
 
     def connections(self, worker: int) -> int:
         """Return how many connections a worker has, those on their way to it among them."""
-        passed = (_COUNT.unpack_from(self._memory, self._passed_at(one, worker))[0] for one in range(self.workers))
-        return self._head(worker)[1] + sum(passed)
+        passed: int = sum(
+            _COUNT.unpack_from(self._memory, self._passed_at(one, worker))[0] for one in range(self.workers)
+        )
+        return self._head(worker)[1] + passed
 
     def is_alive(self, worker: int) -> bool:
         """Return whether a worker's event loop has run within `STALE_S`."""
