@@ -133,6 +133,7 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param(
             "../shared/data/rows.jsonl", {"containers", "redteam", "swe", "oracles", "prepare"}, id="shared data"
         ),
+        pytest.param("../shared/cases/rows.jsonl", {"chaos"}, id="shared cases"),
         pytest.param("../shared/vectors/sdpo_loss.json", set(), id="shared vector, read in tier 1"),
         pytest.param("docs/training.md", {"latest"}, id="page"),
         pytest.param("tests/test_packaging.py", {"wheel"}, id="test"),
