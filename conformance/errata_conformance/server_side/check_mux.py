@@ -253,10 +253,11 @@ async def _(target: Target) -> None:
             t = 2 * attempt + 1
             ensure(first.get("t") == t and second.get("t") == t + 1, f"{first}, {second}")
             ensure(second.at >= first.at, "the second step was answered before the first")
-            if stalls.longest_s < target.probe.slow_s / 8:
+            before = {what: first.at - reply.at for what, reply in early.items()}
+            # A busy machine makes some of the answers late, a server that waits all of them.
+            if stalls.longest_s < target.probe.slow_s / 8 and min(before.values()) > target.probe.slow_s / 4:
                 break
-        for what, reply in early.items():
-            by = first.at - reply.at
+        for what, by in before.items():
             ensure(
                 by > target.probe.slow_s / 4, f"{what} waited for a step: its answer came {by:.2f} s before the step's"
             )

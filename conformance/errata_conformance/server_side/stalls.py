@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 MEASUREMENTS = 5
-"""How often a time is measured while this process is held up; the last measurement is judged all the same."""
+"""Most measurements of a time that is too long, or was measured while this process was held up. The last is judged."""
 
 _TICK_S = 0.01
 
