@@ -25,8 +25,9 @@ MAX_WAIT_S = 30.0
 
 MAX_URL, MAX_VERSION = 2048, 64
 
-State = Literal["up", "down", "lost"]
-"""Of a member: it serves; it does not now, and its sessions wait for it; it never will again, its sessions are lost."""
+State = Literal["up", "draining", "down", "lost"]
+"""Of a member: it serves; it serves the sessions that it has, and is given no new ones; it does not serve now, and its
+sessions wait for it; it never will again, its sessions are lost."""
 
 
 def _state(found: Any) -> Any:
@@ -40,7 +41,7 @@ class FleetMember(BaseModel):
     Attributes:
         shard: Name of the member's data directory, which ids have in them; None where it has none.
         url: Base URL of the member; None where it is reached at the address that was asked.
-        state: Whether the member serves.
+        state: Whether the member serves, and may be given new sessions.
     """
 
     shard: str | None = None

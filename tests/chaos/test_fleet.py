@@ -30,6 +30,7 @@ from websockets.sync.client import connect as connect_plain
 from websockets.typing import Subprotocol
 
 from errata_client import Backoff, Connection, EnvPool, ErrataClient
+from errata_client.connections import placing
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import JournalUnavailable, ServiceError, StateOutOfRange, UnknownEpisode
 from errata_protocol.labels import Labels
@@ -639,6 +640,92 @@ def test_a_directory_is_served_by_one_process_then_by_several_and_by_one_again(t
 
 def name_of_first(directory: Path) -> str:
     return (directory / "shard").read_text().strip()
+
+
+def errata(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "errata_server.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.chaos
+async def test_a_worker_that_is_drained_lets_its_sessions_end_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "FRESH_S", 0.0)  # or sessions are opened at it as long as what is known is that old
+
+    def drain(shard: str) -> subprocess.Popen[str]:
+        return errata("fleet", "drain", shard, "--data-dir", str(tmp_path), "--json")
+
+    def refused(shard: str) -> str:
+        _, told = drain(shard).communicate(timeout=GIVE_UP_S)
+        return told
+
+    def states() -> dict[str, str]:
+        return {one["shard"]: one["state"] for one in Fleet(server).get("/fleet")["members"]}
+
+    async def opened() -> set[str | None]:
+        """Open sessions in every way that a client has, and return the shards that they are at."""
+        connection = Connection(server.url)
+        async with EnvPool(server.url, 12) as pool:
+            await pool.reset_batch()
+            clients = [ErrataClient[Any, Any, Any](connection=connection)]
+            clients += [ErrataClient[Any, Any, Any](server.url, mux=False) for _ in range(8)]
+            for client in clients:
+                await client.reset()
+            found = {shard_of(str(client.eid)) for client in (*pool.clients, *clients)}
+            for client in clients:
+                await client.close()
+        await connection.aclose()
+        return found
+
+    with ServerProcess(TARGET, tmp_path, "--workers", str(WORKERS), "--no-fsync", start_s=120) as server:
+        await asyncio.to_thread(Fleet(server).wait_for_all)
+        async with EnvPool(server.url, 24) as pool:
+            await pool.reset_batch()
+            shards = {str(shard_of(str(client.eid))) for client in pool.clients}
+            assert shards == set(shard_names(tmp_path))
+            chosen = shard_names(tmp_path)[0]  # the first one is no exception, and has the data directory itself
+            own = [client for client in pool.clients if shard_of(str(client.eid)) == chosen]
+            draining = await asyncio.to_thread(drain, chosen)
+            first = json.loads(await asyncio.to_thread(draining.stdout.readline))  # type: ignore[union-attr]
+            assert (first["state"], first["sessions_left"]) == ("draining", len(own))
+            assert states() == {shard: "draining" if shard == chosen else "up" for shard in shards}
+            assert "drains already" in await asyncio.to_thread(refused, chosen)
+            unknown = await asyncio.to_thread(refused, "nobody")
+            assert all(shard in unknown for shard in shards), unknown
+            assert await opened() <= shards - {chosen}
+            results = await pool.step_batch([{"n": 1}] * len(pool.clients))
+            assert [result.observation["n"] for result in results] == [1] * len(pool.clients), "its sessions go on"
+            fork = await own[0].fork(1)
+            assert shard_of(str(fork.eid)) == chosen and (await fork.step({"n": 1})).observation["n"] == 2
+            for client in (fork, *own):
+                await client.close()
+            told, _ = await asyncio.to_thread(draining.communicate, None, GIVE_UP_S)
+            last = json.loads(told.splitlines()[-1])
+            assert (last["state"], last["drained"], last["directory"]) == ("down", True, str(tmp_path))
+            assert draining.returncode == 0 and len(Fleet(server).pids) == WORKERS - 1
+            assert states() == {shard: "down" if shard == chosen else "up" for shard in shards}
+            assert "has been drained already" in await asyncio.to_thread(refused, chosen)
+            assert await opened() <= shards - {chosen}
+            eid = str(own[0].eid)
+            answer = await asyncio.to_thread(httpx.get, f"{server.url}/episodes/{eid}")
+            assert (answer.status_code, answer.json()["shard"]) == (421, chosen)
+            assert eid not in {one["eid"] for one in Fleet(server).episodes()}
+            assert Fleet(server).get("/ready") == {"status": "ready", "reasons": []}
+            read = await asyncio.to_thread(errata("replay", eid, "1", "--data-dir", str(tmp_path)).communicate)
+            assert "observation" in read[0], ("its episodes are read from its directory", read)
+        second, third = sorted(shards - {chosen})
+        ended = await asyncio.to_thread(drain(second).communicate, None, GIVE_UP_S)
+        assert json.loads(ended[0].splitlines()[-1])["drained"]
+        assert "last shard that takes new sessions" in await asyncio.to_thread(refused, third)
+        assert await opened() == {third}
+    assert server.process.returncode == 0
+    with ServerProcess(TARGET, tmp_path, "--workers", str(WORKERS), "--no-fsync", start_s=120) as again:
+        assert Fleet(again).get(f"/episodes/{eid}")["deliveries"] == 2, "the next start serves it again"
 
 
 @pytest.mark.chaos

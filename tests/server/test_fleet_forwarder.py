@@ -30,6 +30,9 @@ class _Other:
         assert worker == 1
         return self._silent_s
 
+    def is_drained(self, worker: int) -> bool:
+        return False
+
     async def wait(self, tasks: set[Any], *, timeout: float) -> tuple[set[Any], set[Any]]:
         """Stand in for `asyncio.wait`: time passes at once."""
         assert timeout == LOOK_S

@@ -34,6 +34,14 @@ class _Member:
 
     def __init__(self, owners: dict[str, int]) -> None:
         self.owners = owners
+        self.new = 0
+        self.drained: dict[int, str] = {}
+
+    def for_new(self) -> int:
+        return self.new
+
+    def absent(self, worker: int) -> str | None:
+        return self.drained.get(worker)
 
     async def all_started(self) -> None: ...
 
@@ -48,6 +56,11 @@ class _Relay(Relay):
     def __init__(self, owners: dict[str, int]) -> None:
         super().__init__(_Member(owners), None, None, ServerLimits(max_frame=1 << 20))  # type: ignore[arg-type]
         self.sent: list[tuple[int, Any]] = []
+        self.answered: list[Any] = []
+        self._socket: Any = self
+
+    async def send_text(self, text: str) -> None:
+        self.answered.append(json.loads(text))
 
     async def _send(self, owner: int, envelopes: Any) -> None:
         self.sent += [(owner, json.loads(envelope)) for envelope in envelopes]
@@ -117,6 +130,42 @@ def test_half_of_a_surrogate_pair_does_not_hide_whose_an_envelope_is() -> None:
         == b"[" + json.dumps(step(HERE)).encode() + b"]"
     )
     assert relay.sent[1][0] == 1
+
+
+def test_new_sessions_of_a_socket_are_opened_at_one_other_worker_while_this_one_drains() -> None:
+    relay = _Relay({})
+    member: Any = relay._member
+    relay.give(opening(HERE))
+    member.new = 1
+    assert relay.give(opening(THERE), step(THERE)) is None
+    member.new = 2
+    assert relay.give(opening(FAR), step(HERE)) == [step(HERE)], "the sessions that it has stay"
+    assert relay.sent == [(1, opening(THERE)), (1, step(THERE)), (1, opening(FAR))]
+    member.drained[1] = "b" * 12
+    relay.give(opening("more-" + "x" * 20))
+    assert relay.sent[-1] == (2, opening("more-" + "x" * 20))
+
+
+def test_sessions_of_a_drained_worker_are_misdirected_and_not_lost() -> None:
+    relay = _Relay({THERE: 1, FAR: 2})
+    relay._member.drained[1] = "b" * 12  # type: ignore[attr-defined]
+    entries = [{"sid": sid, "key": "k" * 22} for sid in (THERE, FAR)]
+    assert relay.give({"type": "resume", "data": entries}, step(THERE, 7), step(HERE)) == [step(HERE)]
+    assert relay.sent == [(2, {"type": "resume", "data": [entries[1]]})]
+    assert [one.get("id") for one in relay.answered] == [None, 7]
+    for one in relay.answered:
+        assert (one["sid"], one["type"], one["data"]["code"]) == (THERE, "error", "MISDIRECTED")
+        assert one["data"]["shard"] == "b" * 12 and one["data"]["retry_after"] > 0
+
+
+@pytest.mark.parametrize("id", [True, "1", None, {"a": []}])
+def test_an_address_that_is_none_is_not_said_in_a_refusal(id: Any) -> None:
+    relay = _Relay({THERE: 1})
+    relay._member.drained[1] = "b" * 12  # type: ignore[attr-defined]
+    relay.give(opening(THERE))
+    relay.give({**step(THERE), "id": id, "q": 3})
+    relay.give({**step(THERE), "data": {"s": "x" * SPLIT_BYTES}})
+    assert [(one.get("id"), one.get("q")) for one in relay.answered] == [(None, None), (None, 3), (None, None)]
 
 
 @given(st.lists(st.sampled_from([HERE, THERE, FAR]), min_size=1, max_size=30))

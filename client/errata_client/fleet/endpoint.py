@@ -16,7 +16,8 @@ class Endpoint:
     Args:
         shard: Name of the member's data directory, which its ids have in them; None where it has none.
         url: Base URL of the member; several members may share one.
-        state: ``up``, or ``down`` where its sessions wait for it, or ``lost`` where they are lost.
+        state: ``up``; ``draining`` where it serves its sessions and gets no new ones; ``down`` where its sessions wait
+            for it; ``lost`` where they are lost.
     """
 
     shard: str | None

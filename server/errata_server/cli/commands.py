@@ -18,7 +18,7 @@ from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
 
 from .. import output_guard
-from . import base_trees, bundles, data_dirs, doctor, episodes, journal, probe, source, view
+from . import base_trees, bundles, data_dirs, doctor, episodes, journal, probe, source, view, workers
 from .program_help import summary_of
 
 
@@ -37,7 +37,7 @@ _MODE = _one_of("simulation", "production")
 _LEVEL = _one_of("debug", "info", "warning", "error")
 _LOG_FORMAT = _one_of("auto", "text", "json")
 
-_ORDER = "serve environments init probe tasks doctor demo view episodes replay journal base bench ablate"
+_ORDER = "serve fleet environments init probe tasks doctor demo view episodes replay journal base bench ablate"
 ORDER = tuple(_ORDER.split())
 """The order of commands in ``errata --help``, as users need them; others follow, ``version`` is last."""
 
@@ -65,6 +65,7 @@ for _command in bundles.cli.registered_commands:
 cli.add_typer(bundles.cli, name="episode", hidden=True)  # the earlier name of the commands for bundles
 cli.add_typer(journal.cli, name="journal")
 cli.add_typer(base_trees.cli, name="base")
+cli.add_typer(workers.cli, name="fleet")
 cli.command("replay")(episodes.replay)
 cli.command("view")(view.view)
 cli.command("doctor")(doctor.doctor)

@@ -12,7 +12,7 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from ..journal import journal_in
 from ..journal.registry import DIRECTORY, NAME_FILE, type_in
-from ..runtime.shard_dirs import FOLDER, unserved
+from ..runtime.shard_dirs import FOLDER, sockets_in, unserved
 
 MAX_NAME = 80
 """Longest name of a directory, in characters; a longer one is cut off and ends with a hash."""
@@ -114,6 +114,14 @@ def journals(top: Path) -> list[Path]:
     children = sorted(d for d in top.iterdir() if d.is_dir() and d.name not in _RESERVED) if top.is_dir() else []
     found = [directory for one in (top, *children) for directory in (one, *unserved(one, 1))]
     return [directory for directory in found if _has_journal(directory)]
+
+
+def fleets(given: Path | None) -> list[Path]:
+    """Return the data directories that ``errata serve --workers`` has served, among those of `for_reading`."""
+    configured = os.environ.get("ERRATA_DATA_DIR")
+    top = given or (Path(configured) if configured else home())
+    children = sorted(d for d in top.iterdir() if d.is_dir() and d.name not in _RESERVED) if top.is_dir() else []
+    return [directory for directory in (top, *children) if sockets_in(directory).is_dir()]
 
 
 def _has_journal(directory: Path) -> bool:

@@ -126,8 +126,8 @@ class Acceptor:
     def _beat(self) -> None:
         plan = self._member.plan
         plan.board.beat(self._member.worker, self._count)
-        for other in self._member.others:
-            if not plan.board.is_alive(other):
+        for other in range(plan.board.workers):
+            if other != self._member.worker and not plan.board.is_alive(other):
                 self._receive(plan.placed, other)
         self._beaten()
         self._beating = self._loop.call_later(BEAT_S, self._beat)
@@ -144,7 +144,7 @@ class Acceptor:
         return task
 
     def _accept(self) -> None:
-        for connection in _accepted(self._member.plan.listening):
+        for connection in accepted(self._member.plan.listening):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             waiting = _Waiting(connection)
             if not self._connections.made(waiting):
@@ -155,22 +155,14 @@ class Acceptor:
             waiting.task.add_done_callback(self._unplaced.discard)
 
     def _accept_other(self) -> None:
-        for connection in _accepted(self._member.plan.doors[self._member.worker]):
+        for connection in accepted(self._member.plan.doors[self._member.worker]):
             self._take(connection, self._serve_other)
 
     def _receive(self, pairs: Sequence[tuple[socket.socket, socket.socket]], worker: int) -> None:
         """Take connections that were handed over to a worker."""
-        inbox = pairs[worker][1]
-        for _ in range(AT_ONCE):
-            try:
-                _, sent, _, _ = inbox.recvmsg(1, socket.CMSG_SPACE(array.array("i").itemsize))
-            except BlockingIOError:
-                return
-            for _, _, data in sent:
-                connection = socket.socket(fileno=array.array("i", data)[0])
-                connection.setblocking(False)
-                self._member.plan.board.pass_on(self._member.worker, worker, -1)
-                self._take(connection, self._serve)
+        for connection in received(pairs[worker][1]):
+            self._member.plan.board.pass_on(self._member.worker, worker, -1)
+            self._take(connection, self._serve)
 
     async def _route(self, waiting: _Waiting) -> None:
         connection, member = waiting.connection, self._member
@@ -183,8 +175,8 @@ class Acceptor:
             self._connections.lost(waiting)
             assert waiting.task is not None
             self._unplaced.discard(waiting.task)
-        owner, pairs = of_head(head, member.plan.names), member.plan.inboxes
-        if owner is None:
+        owner, pairs = of_head(head, member.names), member.plan.inboxes
+        if owner is None or member.plan.board.is_drained(owner):  # whoever gets it answers what is to be said
             owner, pairs = member.plan.board.place(member.worker), member.plan.placed
         if owner == member.worker:
             self._take(connection, self._serve)
@@ -244,7 +236,22 @@ def _settle(readable: asyncio.Future[None]) -> None:
         readable.set_result(None)
 
 
-def _accepted(listening: socket.socket) -> list[socket.socket]:
+def received(inbox: socket.socket) -> list[socket.socket]:
+    """Take connections that other workers have handed over, at most `AT_ONCE`."""
+    found: list[socket.socket] = []
+    for _ in range(AT_ONCE):
+        try:
+            _, sent, _, _ = inbox.recvmsg(1, socket.CMSG_SPACE(array.array("i").itemsize))
+        except BlockingIOError:
+            break
+        for _, _, data in sent:
+            connection = socket.socket(fileno=array.array("i", data)[0])
+            connection.setblocking(False)
+            found.append(connection)
+    return found
+
+
+def accepted(listening: socket.socket) -> list[socket.socket]:
     """Accept connections that wait, at most `AT_ONCE`."""
     found: list[socket.socket] = []
     for _ in range(AT_ONCE):

@@ -1,4 +1,5 @@
-"""`Board`: memory that the workers of a fleet share: heartbeats, connections, counts, and whose recent sids are.
+"""`Board`: memory that the workers of a fleet share: heartbeats, connections, counts, who drains, and whose recent sids
+are.
 
 It belongs to the supervisor, so it outlives each worker. A worker writes to its own part only, so there are no locks,
 and a worker that is killed or stopped blocks no other. Connections that are on their way from one worker to another are
@@ -14,6 +15,7 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 
 from errata_protocol.errors import CapacityReached
 
@@ -29,11 +31,30 @@ RECENT_SIDS = 65_536
 COUNTS = 1024
 """Most counts of a worker: one for each environment and each principal."""
 
+
+class Phase(IntEnum):
+    """What a worker is asked to do: it serves, until it is drained (``errata fleet drain``)."""
+
+    SERVES = 0
+    """It gets new sessions."""
+
+    DRAINS = 1
+    """It gets no new sessions, and serves those that it has."""
+
+    ENDS = 2
+    """It has no sessions left, and stops: nothing is sent to it any more."""
+
+    ENDED = 3
+    """Its process has ended, and is not started again."""
+
+
 _NAME_BYTES = 8
 _HEAD = struct.Struct("=dqqq")  # heartbeat, connections, whether it has started once, number of sids written
+_DRAIN = struct.Struct("=qq")  # phase, sessions left
 _COUNT = struct.Struct("=q")
 _CONNECTIONS_AT = 8
-_COUNTS_AT = _HEAD.size
+_DRAIN_AT = _HEAD.size
+_COUNTS_AT = _DRAIN_AT + _DRAIN.size
 _COUNT_BYTES = _NAME_BYTES + _COUNT.size  # the name's hash, and the count
 _SIDS_AT = _COUNTS_AT + COUNTS * _COUNT_BYTES
 _PART = _SIDS_AT + RECENT_SIDS * _NAME_BYTES
@@ -79,6 +100,16 @@ class Board:
         """Note that a worker has started, and that its sids of earlier fleets are written."""
         beat, connections, _, written = self._head(worker)
         _HEAD.pack_into(self._memory, worker * _PART, beat, connections, 1, written)
+
+    def drain(self, worker: int, phase: Phase, left: int) -> None:
+        """Write a worker's phase; a worker that is started again goes on with it. `Phase.ENDED` is the supervisor's.
+
+        Args:
+            worker: Number of the worker.
+            phase: The worker's phase.
+            left: Number of sessions that the worker waits for.
+        """
+        _DRAIN.pack_into(self._memory, worker * _PART + _DRAIN_AT, phase, left)
 
     def take_sid(self, worker: int, sid: str) -> None:
         """Note that a multiplexed session is a worker's. Called before the session's row is committed."""
@@ -127,6 +158,22 @@ class Board:
         """Return whether a worker's event loop has run within `STALE_S`."""
         return self.silent_s(worker) <= STALE_S
 
+    def phase(self, worker: int) -> Phase:
+        """Return the phase of a worker."""
+        return Phase(self._drain(worker)[0])
+
+    def left(self, worker: int) -> int:
+        """Return how many sessions a worker that drains waits for."""
+        return self._drain(worker)[1]
+
+    def is_drained(self, worker: int) -> bool:
+        """Return whether a worker has been drained: nothing may be sent to it any more."""
+        return self._drain(worker)[0] >= Phase.ENDS
+
+    def forgets_sids(self, worker: int) -> bool:
+        """Return whether a worker has opened more sessions than the board knows."""
+        return self._head(worker)[3] > RECENT_SIDS
+
     def silent_s(self, worker: int) -> float:
         """Return how long a worker's event loop has not run, seconds; a worker that does not run has no last time."""
         return self._now() - self._head(worker)[0]
@@ -165,11 +212,14 @@ class Board:
     def place(self, me: int, choose: Callable[[Sequence[int], int], Sequence[int]] = random.sample) -> int:
         """Return the worker for a new connection: of two at random that are alive, the one with fewer connections.
 
+        A worker that drains gets none.
+
         Args:
             me: The worker that has accepted it, which gets it where no other is alive.
             choose: Draws from a sequence.
         """
-        alive = [worker for worker in range(self.workers) if worker == me or self.is_alive(worker)]
+        serving = [worker for worker in range(self.workers) if self._drain(worker)[0] == Phase.SERVES]
+        alive = [worker for worker in serving if worker == me or self.is_alive(worker)] or [me]
         return min(choose(alive, min(2, len(alive))), key=self.connections)
 
     def _passed_at(self, worker: int, to: int) -> int:
@@ -185,6 +235,9 @@ class Board:
 
     def _head(self, worker: int) -> tuple[float, int, int, int]:
         return _HEAD.unpack_from(self._memory, worker * _PART)
+
+    def _drain(self, worker: int) -> tuple[int, int]:
+        return _DRAIN.unpack_from(self._memory, worker * _PART + _DRAIN_AT)
 
     def _hash(self, name: str) -> bytes:
         return hashlib.blake2b(name.encode(), key=self._key, digest_size=_NAME_BYTES).digest()

@@ -28,6 +28,7 @@ from .routes import of_id
 
 PATH = "/fleet/elsewhere/"
 """Beginning of the paths on which workers ask each other; the question's name follows."""
+FORKED = PATH + "forked"
 
 T = TypeVar("T")
 
@@ -39,12 +40,12 @@ class Elsewhere:
     """One worker's side of it; implements `errata_server.runtime.fleet.EpisodesElsewhere`.
 
     Args:
-        names: Names of the fleet's shards, in order.
+        names: Returns the names of the fleet's shards, in order; "" for one whose worker has been drained.
         worker: Number of this worker.
         ask: Asks another worker; raises the error that it answers with, or JournalUnavailable.
     """
 
-    def __init__(self, names: Sequence[str], worker: int, ask: Ask) -> None:
+    def __init__(self, names: Callable[[], Sequence[str]], worker: int, ask: Ask) -> None:
         self._names = names
         self._worker = worker
         self._ask = ask
@@ -59,7 +60,7 @@ class Elsewhere:
 
     def owner_of(self, eid: str) -> int | None:
         """Return the other worker that an episode belongs to; None if that is this one, or the id is no episode's."""
-        owner = of_id(eid, self._names) if EPISODE.matches(eid) else None
+        owner = of_id(eid, self._names()) if EPISODE.matches(eid) else None
         return owner if owner != self._worker else None
 
     @asynccontextmanager
@@ -85,7 +86,7 @@ class Elsewhere:
     async def deleting(self, eid: str) -> AsyncIterator[bool]:
         """Return whether an episode of this worker has a fork at another one; while entered, none can be made there."""
         with _noted(self._deleting, eid):
-            others = [other for other in range(len(self._names)) if other != self._worker]
+            others = [other for other in range(len(self._names())) if other != self._worker]
             asked = [self._decoded(other, "forked", {"eid": eid}, bool) for other in others]
             yield any(await asyncio.gather(*asked))
 
@@ -135,7 +136,7 @@ class Elsewhere:
         _check(journal, eid, key)
         found = find_parent(journal, eid, t, principal)
         if found.row.refs:
-            raise Misdirected(self._names[self._worker])  # the layers of its sandbox are in this directory alone
+            raise Misdirected(self._names()[self._worker])  # the layers of its sandbox are in this directory alone
         return found
 
 

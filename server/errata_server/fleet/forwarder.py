@@ -1,4 +1,5 @@
-"""`Forwarder`: answers HTTP requests of other shards, and those about all of them; `Arrivals`: the other workers' door.
+"""`Forwarder`: answers HTTP requests of other shards, and those about all of them; `Arrivals`: the door of the other
+workers and of ``errata fleet``.
 
 A connection is handed over by its first request (`acceptor`), but a kept connection may send others after it. So each
 request is looked at once more behind the guard, and one of another shard is sent to its worker's Unix socket.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -34,6 +35,7 @@ from ..journal.base import Journal
 from ..runtime import metrics
 from ..runtime.fleet import PASSED_ON
 from ..runtime.runtime import Runtime
+from .drain import Drain, told
 from .elsewhere import PATH as ELSEWHERE
 from .events import MergedEvents, cursors_of
 from .logins import SharedLogins, StoredLogins
@@ -81,13 +83,15 @@ class Forwarder:
         if scope["type"] not in ("http", "websocket") or PASSED_ON in scope:
             await self._app(scope, receive, send)
             return
-        names = self._member.plan.names
+        names = self._member.names
         method = scope["method"] if scope["type"] == "http" else "GET"
         route = of_request(method, scope["path"], scope["query_string"].decode("latin-1"), names)
         if scope["type"] == "websocket":
             if isinstance(route, Of) and route.shard != self._member.worker:
                 # A handshake behind another request: the connection was handed over by that one, or not at all.
                 message = "this session is another worker's: connect anew, with the handshake as the first request"
+                if self._member.absent(route.shard) is not None:
+                    message = "this session is one of a worker that is not served now: ask again once it is"
                 await refuse(scope, receive, send, 421, "MISDIRECTED", message)
                 return
             await self._app(scope, receive, send)
@@ -121,8 +125,8 @@ class Forwarder:
                 parts = await self._all(request)
                 return await _made(lambda: summed([EpisodeAggregates.model_validate_json(part) for part in parts]))
             case Merged("metrics"):
-                parts = await self._all(request)
-                text = await asyncio.to_thread(_with_shards, [part.decode() for part in parts])
+                texts = {worker: part.decode() for worker, part in (await self._of_all(request)).items()}
+                text = await asyncio.to_thread(_with_shards, texts)
                 return Response(text, media_type=metrics.CONTENT_TYPE)
             case Merged("ready"):
                 return await self._ready(request)
@@ -132,7 +136,7 @@ class Forwarder:
                 return await self._delete(request, body)
         if request.method == "POST" and request.scope["path"].endswith("/mcp"):
             sid = await _mcp_session(body)
-            owner = of_id(sid, self._member.plan.names) if sid is not None else None
+            owner = of_id(sid, self._member.names) if sid is not None else self._member.for_new()
             return await self._forward(owner, request) if owner is not None and owner != here else None
         return None
 
@@ -165,7 +169,9 @@ class Forwarder:
 
         Raises:
             JournalUnavailable: The worker does not answer.
+            Misdirected: The worker has been drained.
         """
+        self._member.check_served(shard)
         client, scope = self._member.client(shard), request.scope
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         headers = passed_on(request)
@@ -213,27 +219,29 @@ class Forwarder:
         await self._app(scope, receive, send)
         return httpx.Response(status, headers=headers, content=b"".join(parts))
 
-    async def _answers(self, request: Request) -> list[httpx.Response]:
-        """Return the answers of all workers, in their order."""
-        here = self._member.worker
-        return await asyncio.gather(
-            *(
-                self._own(request) if worker == here else self._ask(worker, request)
-                for worker in range(len(self._member.plan.names))
-            )
+    async def _answers(self, request: Request) -> dict[int, httpx.Response]:
+        """Return the answers of all workers that serve, in their order."""
+        here, workers = self._member.worker, self._member.served
+        answers = await asyncio.gather(
+            *(self._own(request) if worker == here else self._ask(worker, request) for worker in workers)
         )
+        return dict(zip(workers, answers, strict=True))
 
-    async def _all(self, request: Request) -> list[bytes]:
-        """Return the bodies of all workers' answers.
+    async def _of_all(self, request: Request) -> dict[int, bytes]:
+        """Return the bodies of all workers' answers, in their order.
 
         Raises:
             ErrataError: One of them answered with an error, which is then the answer to the whole.
         """
         answers = await self._answers(request)
-        for worker, answer in enumerate(answers):
+        for worker, answer in answers.items():
             if not answer.is_success:
                 raise _Passed(answer) if answer.status_code < 500 else unanswered(worker)
-        return [answer.content for answer in answers]
+        return {worker: answer.content for worker, answer in answers.items()}
+
+    async def _all(self, request: Request) -> list[bytes]:
+        """Return what `_of_all` returns, without the workers."""
+        return list((await self._of_all(request)).values())
 
     async def _page(self, request: Request) -> Response:
         parts = await self._all(request)
@@ -248,7 +256,8 @@ class Forwarder:
         given = request.headers.get("last-event-id", request.query_params.get("cursor"))
         async with AsyncExitStack() as opened:
             answers = []
-            for worker, cursor in enumerate(cursors_of(given, len(self._member.plan.names))):
+            workers = self._member.served
+            for worker, cursor in zip(workers, cursors_of(given, len(workers)), strict=True):
                 answer = await self._ask(worker, request, stream=True, last_event=cursor)
                 opened.push_async_callback(answer.aclose)
                 if not answer.is_success:
@@ -259,11 +268,11 @@ class Forwarder:
 
     async def _ready(self, request: Request) -> Response:
         """Answer whether the whole server can be given work: a worker that cannot is named, one that can is enough."""
-        found = [json.loads(answer.content) for answer in await self._answers(request)]
-        ready = any(one["status"] == "ready" for one in found)
-        reasons = [f"worker {worker}: {why}" for worker, one in enumerate(found) for why in one["reasons"]]
+        found = {worker: json.loads(answer.content) for worker, answer in (await self._answers(request)).items()}
+        ready = any(one["status"] == "ready" for one in found.values())
+        reasons = [f"worker {worker}: {why}" for worker, one in found.items() for why in one["reasons"]]
         status = {"status": "ready" if ready else "unavailable", "reasons": reasons}
-        if unusable := next((one["unusable"] for one in found if "unusable" in one), None):
+        if unusable := next((one["unusable"] for one in found.values() if "unusable" in one), None):
             status["unusable"] = unusable
         return JSONResponse(status, 200 if ready else 503)
 
@@ -272,7 +281,7 @@ class Forwarder:
         try:
             asked = await asyncio.to_thread(json.loads, text)
             eids = asked["eids"]
-            shards = [of_id(eid, self._member.plan.names) for eid in eids]
+            shards = [of_id(eid, self._member.names) for eid in eids]
         except (ValueError, TypeError, KeyError, RecursionError):
             return None  # the route answers what is wrong with it
         here, replies = self._member.worker, []
@@ -323,10 +332,10 @@ def _joined(replies: Sequence[DeletedEpisodes]) -> DeletedEpisodes:
     )
 
 
-def _with_shards(texts: Sequence[str]) -> bytes:
+def _with_shards(texts: Mapping[int, str]) -> bytes:
     """Return the metrics of all workers with the label ``worker``, each family once."""
     families: dict[str, Metric] = {}
-    for worker, text in enumerate(texts):
+    for worker, text in texts.items():
         for family in text_string_to_metric_families(text):
             whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
@@ -394,12 +403,14 @@ class Arrivals:
         app: The worker's application.
         runtime: Runtime of the worker.
         member: The worker.
+        drain: Drains the worker.
     """
 
-    def __init__(self, app: ASGIApp, runtime: Runtime, member: Member) -> None:
+    def __init__(self, app: ASGIApp, runtime: Runtime, member: Member, drain: Drain) -> None:
         self._app = app
         self._runtime = runtime
         self._member = member
+        self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/fleet/"):
@@ -421,6 +432,10 @@ class Arrivals:
         if path == "/fleet/close_group":
             close = self._member.close_here[asked["environment"]]
             return {"closed": await close(asked["group"], asked["principal"])}
+        if path == "/fleet/workers":
+            return {"workers": told(self._member)}
+        if path == "/fleet/drain":
+            return await self._drain.ask(asked["shard"])
         sids = [MULTIPLEXED + sid for sid in asked["sids"]]
 
         def known(journal: Journal) -> list[int]:

@@ -16,16 +16,16 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import ServerLimits
-from errata_protocol.errors import InvalidRequest, JournalUnavailable
-from errata_protocol.fleet import FleetMember
+from errata_protocol.errors import InvalidRequest, JournalUnavailable, Misdirected
+from errata_protocol.fleet import FleetMember, State
 from errata_protocol.mux.client_decoding import error_of
 from errata_protocol.shards import shard_of
 
 from ..runtime.capacity import Capacity
 from ..runtime.fleet import DeliveredState
 from ..runtime.metrics import Metrics
-from .board import Board
-from .elsewhere import Elsewhere
+from .board import Board, Phase
+from .elsewhere import FORKED, Elsewhere
 from .origin import passed_on
 from .relay import Relay
 from .routes import of_id
@@ -118,10 +118,9 @@ class Member:
         self.plan = plan
         self.worker = worker
         self.relayed = 0
-        self.others = [other for other in range(len(plan.names)) if other != worker]
         self.close_here: dict[str, Callable[[str, str | None], Awaitable[int]]] = {}
         self._clients: dict[int, httpx.AsyncClient] = {}
-        self.elsewhere = Elsewhere(plan.names, worker, self.answer_of)
+        self.elsewhere = Elsewhere(lambda: self.names, worker, self.answer_of)
 
     def show(self, metrics: Metrics) -> None:
         """Add the metrics that only a worker of several has."""
@@ -134,12 +133,15 @@ class Member:
     # -- `errata_server.runtime.fleet.Fleet` --------------------------------------------------------------------------
 
     def members(self) -> list[FleetMember]:
-        """Return all workers as they are now; their order is the plan's."""
+        """Return all workers as they are now; their order is the plan's. One that has been drained is ``down``."""
+        return [FleetMember(shard=name, state=self.state(worker)) for worker, name in enumerate(self.plan.names)]
+
+    def state(self, worker: int) -> State:
+        """Return the state of a worker as a member (PROTOCOL F6)."""
         board = self.plan.board
-        return [
-            FleetMember(shard=name, state="up" if board.is_alive(worker) else "down")
-            for worker, name in enumerate(self.plan.names)
-        ]
+        if board.is_drained(worker) or not board.is_alive(worker):
+            return "down"
+        return "up" if board.phase(worker) is Phase.SERVES else "draining"
 
     def took(self, sid: str) -> None:
         """Note that a multiplexed session is this worker's; called before its row is committed."""
@@ -170,6 +172,7 @@ class Member:
         """Read a delivery of another worker's episode; return None if the episode is this worker's, or none's."""
         if (other := self.elsewhere.owner_of(eid)) is None:
             return None
+        self.check_served(other)
         place = str(asked_on.scope["path"]).removesuffix("/ws")
         headers = [one for one in passed_on(asked_on) if not one[0].lower().startswith("sec-websocket-")]
         try:
@@ -188,9 +191,38 @@ class Member:
     async def close_group(self, environment: str, group: str, principal: str | None) -> int:
         """Close a group's open sessions at the other workers; return how many they were."""
         asked = {"environment": environment, "group": group, "principal": principal}
-        return sum(answer["closed"] for answer in await self.ask_others("/fleet/close_group", asked))
+        return sum(answer["closed"] for answer in (await self.ask_others("/fleet/close_group", asked)).values())
 
     # -- asking others ------------------------------------------------------------------------------------------------
+
+    @property
+    def served(self) -> list[int]:
+        """The workers that have not been drained, this one among them."""
+        return [worker for worker in range(len(self.plan.names)) if not self.plan.board.is_drained(worker)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the shards in order; "" for one whose worker has been drained: its ids are nobody's here."""
+        board = self.plan.board
+        return tuple("" if board.is_drained(worker) else name for worker, name in enumerate(self.plan.names))
+
+    def check_served(self, worker: int) -> None:
+        """Refuse what is a worker's that has been drained. Ids that name no shard are the first one's all the same.
+
+        Raises:
+            Misdirected: It has been drained.
+        """
+        if self.plan.board.is_drained(worker):
+            raise Misdirected(self.plan.names[worker])
+
+    def absent(self, worker: int) -> str | None:
+        """Return the shard of a worker that has been drained; None for one that has not."""
+        return self.plan.names[worker] if self.plan.board.is_drained(worker) else None
+
+    def for_new(self) -> int:
+        """Return the worker for new sessions that arrive here: this one, or another one while this one drains."""
+        board = self.plan.board
+        return self.worker if board.phase(self.worker) is Phase.SERVES else board.place(self.worker)
 
     async def all_started(self) -> None:
         """Wait until each worker has started once."""
@@ -203,7 +235,7 @@ class Member:
 
     def owner_of(self, sid: str) -> int | None:
         """Return the worker of a multiplexed session that names a shard, or was opened recently; None for others."""
-        return of_id(sid, self.plan.names) if shard_of(sid) is not None else self.plan.board.owner_of(sid)
+        return of_id(sid, self.names) if shard_of(sid) is not None else self.plan.board.owner_of(sid)
 
     async def owners_of(self, sids: Sequence[str]) -> dict[str, int]:
         """Return the workers that have multiplexed sessions; those that none has are left out.
@@ -215,25 +247,38 @@ class Member:
         found = {sid: owner for sid in sids if (owner := self.owner_of(sid)) is not None}
         left = [sid for sid in sids if sid not in found]
         if left:
-            for other, answer in zip(self.others, await self.ask_others("/fleet/sids", {"sids": left}), strict=True):
+            for other, answer in (await self.ask_others("/fleet/sids", {"sids": left})).items():
                 found.update((left[at], other) for at in answer["has"])
+            self._may_be_drained(found, left)
         return found
 
-    async def ask_others(self, path: str, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return what all other workers answer, in their order.
+    def _may_be_drained(self, found: dict[str, int], left: Sequence[str]) -> None:
+        """Add sessions that nobody has and that may be a drained worker's, which opened more than the board knows."""
+        board = self.plan.board
+        forgetful = (one for one in range(board.workers) if board.is_drained(one) and board.forgets_sids(one))
+        if (drained := next(forgetful, None)) is not None:
+            found.update((sid, drained) for sid in left if sid not in found and shard_of(sid) is None)
+
+    async def ask_others(self, path: str, asked: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """Return what each of the other workers answers.
 
         Raises:
             JournalUnavailable: One does not answer.
         """
-        return await asyncio.gather(*(self._ask(other, path, asked) for other in self.others))
+        others = [other for other in self.served if other != self.worker]
+        answers = await asyncio.gather(*(self.ask(other, path, asked) for other in others))
+        return dict(zip(others, answers, strict=True))
 
     async def answer_of(self, other: int, path: str, asked: Mapping[str, Any]) -> bytes:
         """Return the body of a worker's answer.
 
         Raises:
             ErrataError: The worker answers with this error.
+            Misdirected: The worker has been drained, and what is asked for is one of its episodes.
             JournalUnavailable: The worker does not answer, or fails.
         """
+        if path != FORKED:  # an episode may have forks in a directory that is not served, and is kept for them
+            self.check_served(other)
         try:
             answer = await self.client(other).post(path, json=asked)
         except httpx.HTTPError as error:
@@ -244,9 +289,17 @@ class Member:
             raise unanswered(other)
         raise error_of(answer.content)
 
-    async def _ask(self, other: int, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask(self, other: int, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what another worker answers.
+
+        Raises:
+            ErrataError: It refuses.
+            JournalUnavailable: It does not answer.
+        """
         try:
             answer = await self.client(other).post(path, json=asked)
+            if answer.is_client_error:
+                raise error_of(answer.content)
             answer.raise_for_status()
             found: dict[str, Any] = answer.json()
             return found

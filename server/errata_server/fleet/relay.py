@@ -15,7 +15,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.requests import HTTPConnection
@@ -24,9 +24,9 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
 from errata_protocol.capabilities import PROTOCOL_NAME, ServerLimits
-from errata_protocol.errors import FrameTooLarge, InvalidEnvelope, JournalUnavailable, Overloaded
+from errata_protocol.errors import FrameTooLarge, InvalidEnvelope, JournalUnavailable, Misdirected, Overloaded
 from errata_protocol.json_text import elements
-from errata_protocol.mux.envelope import MAX_DEPTH
+from errata_protocol.mux.envelope import MAX_DEPTH, write_envelope
 from errata_protocol.mux.parts import Assembly
 
 from ..doors.session_socket import GONE
@@ -64,6 +64,11 @@ class _Piece(msgspec.Struct, gc=False):
     n: int
     of: int
     text: str
+
+
+class _Address(msgspec.Struct, gc=False):
+    id: Any = None
+    q: Any = None
 
 
 class Part(msgspec.Struct, gc=False):
@@ -111,6 +116,7 @@ _HEAD = msgspec.json.Decoder(Head)
 _RESUME = msgspec.json.Decoder(_Resume)
 _ENTRY = msgspec.json.Decoder(_Entry)
 _PART = msgspec.json.Decoder(Part)
+_ADDRESS = msgspec.json.Decoder(_Address)
 
 
 def split(frame: bytes) -> list[Element] | None:
@@ -153,6 +159,15 @@ def names_sessions(frame: bytes) -> bool:
     return any(word in frame for word in (b"open", b"resume", b"part", b"\\u00"))
 
 
+def _address(text: bytes) -> dict[str, int]:
+    """Return the id and the q of an envelope, without those that are no numbers; none of a long one."""
+    try:
+        found = _ADDRESS.decode(text) if len(text) <= SPLIT_BYTES else _Address()
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return {name: value for name, value in (("id", found.id), ("q", found.q)) if type(value) is int}
+
+
 def resume_of(entries: Sequence[bytes]) -> bytes:
     """Return a resume with these entries."""
     return b'{"type":"resume","data":[' + b",".join(entries) + b"]}"
@@ -179,6 +194,12 @@ class Owners(Protocol):
     def path_of(self, worker: int) -> Path:
         """Return where a worker's Unix socket is."""
 
+    def for_new(self) -> int:
+        """Return the worker that new sessions of a socket are opened at."""
+
+    def absent(self, worker: int) -> str | None:
+        """Return the shard of a worker that has been drained; None for one that has not."""
+
 
 class Relay:
     """The relay of one socket.
@@ -198,6 +219,7 @@ class Relay:
         self._elsewhere: dict[str, int] = {}
         self._here: set[str] = set()
         self._assembly = Assembly(limits.max_frame, levels=MAX_DEPTH)
+        self._for_new: int | None = None  # one for all, so that the sessions of a group are at one worker
         self._links: dict[int, ClientConnection] = {}
         self._pumps: set[asyncio.Task[None]] = set()
 
@@ -226,7 +248,11 @@ class Relay:
             owner = self._elsewhere.get(element.head.sid) if element.head.sid is not None else None
             (here if owner is None else there.setdefault(owner, [])).append(element.text)
         for owner, envelopes in there.items():
-            await self._send(owner, envelopes)
+            if (shard := self._member.absent(owner)) is None:
+                await self._send(owner, envelopes)
+                continue
+            for envelope in envelopes:
+                await self._refuse(shard, envelope)
         if not there and not holds_parts:
             return frame
         return b"[" + b",".join(here) + b"]" if here else None
@@ -267,7 +293,9 @@ class Relay:
         member = self._member
         owners = await member.owners_of(resumed)
         await member.all_started()
-        owners |= {sid: owner for sid in opened if (owner := member.owner_of(sid)) is not None}
+        for sid in opened:
+            owner = member.owner_of(sid)
+            owners[sid] = self._new_owner() if owner is None else owner
         if len(self._here) > RECENT_SIDS:
             self._here.clear()
         for sid in (*opened, *resumed):
@@ -276,6 +304,14 @@ class Relay:
                 self._here.add(sid)
             else:
                 self._elsewhere[sid] = owners[sid]
+
+    def _new_owner(self) -> int:
+        """Return the worker for a new session: while this one drains, the same other one for all of this socket."""
+        if (chosen := self._member.for_new()) == self._member.worker:
+            return chosen
+        if self._for_new is None or self._member.absent(self._for_new) is not None:
+            self._for_new = chosen
+        return self._for_new
 
     def _share(self, entries: Sequence[tuple[str, bytes]], here: list[bytes], there: dict[int, list[bytes]]) -> None:
         parts: dict[int | None, list[bytes]] = {}
@@ -293,6 +329,16 @@ class Relay:
             raise JournalUnavailable(
                 f"worker {owner} of this server, which has the session, does not answer: try again", retry_after=1.0
             ) from error
+
+    async def _refuse(self, shard: str, text: bytes) -> None:
+        """Answer an envelope for sessions of a worker that has been drained: their sids name no shard, so that the
+        reader of this worker would say that they are lost."""
+        refusal = msgspec.json.encode(Misdirected(shard).to_wire())
+        with suppress(*GONE):
+            for element in await _split(text) or ():
+                head: dict[str, Any] = {"sid": element.head.sid, **_address(text)}
+                for each in [{"sid": sid} for sid, _ in element.entries] or [head]:
+                    await self._socket.send_text(write_envelope({**each, "type": "error"}, refusal).decode())
 
     async def _connect(self, owner: int) -> ClientConnection:
         path = self._handshake.scope["raw_path"].decode("latin-1")

@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -23,19 +24,17 @@ from pathlib import Path
 
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
-from ..runtime.shard_dirs import FOLDER, names_of, shards
+from ..runtime.shard_dirs import FOLDER, names_of, shards, sockets_in
 from ..sandbox.host import cgroups
 from ..serve.health_port import listen_for_probes
 from ..serve.server import SHUTDOWN_S, Bind, listen, url_of
 from . import logins
-from .board import Board
+from .acceptor import accepted, received
+from .board import Board, Phase
 from .member import Plan
 from .worker import Worker
 
 log = logging.getLogger("errata.fleet")
-
-SOCKETS = "sockets"
-"""Name of the folder in `FOLDER` that has the Unix sockets on which workers ask each other."""
 
 LOGINS = "logins"
 """Name of the folder in `FOLDER` that has the viewer's logins."""
@@ -81,7 +80,7 @@ class _Running:
         backoff: Pauses before the worker's restarts.
         pid: Process id of the worker; 0 while it does not run.
         since: Time of the worker's last start, monotonic seconds.
-        due: Time of the worker's next start, monotonic seconds.
+        due: Time of the worker's next start, monotonic seconds; infinite once it has been drained.
     """
 
     backoff: Backoff
@@ -165,7 +164,7 @@ def _plan(bind: Bind, names: Sequence[str], directories: Sequence[Path], health_
     probes = None if health_port is None else listen_for_probes(bind.host, health_port)
     if probes is not None:
         log.info("probes are answered on port %d: /health and /ready", probes.getsockname()[1])
-    folder = directories[0] / FOLDER / SOCKETS
+    folder = sockets_in(directories[0])
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -256,6 +255,7 @@ class _Supervisor:
                     self._stop(signals)
                     return None
                 self._reap()
+                self._close_late()
         except WorkerEnded:
             self._stop(signals)
             raise
@@ -296,11 +296,30 @@ class _Supervisor:
             one, now, code = self._running[number], time.monotonic(), os.waitstatus_to_exitcode(status)
             one.pid = 0
             self._plan.board.clear(number)
+            if self._plan.board.is_drained(number):
+                self._end(number)
+                continue
             if not self._plan.board.has_started(number):
                 raise WorkerEnded(code if code > 0 else 1)
             pause = one.backoff.pause_s(now - one.since)
             one.due = now + pause
             log.warning("worker %d ended with status %d; it starts again in %g s", number, code, pause)
+
+    def _end(self, number: int) -> None:
+        """Called when a worker has ended that was drained: it is not started again."""
+        self._running[number].due = math.inf
+        self._plan.board.drain(number, Phase.ENDED, 0)
+        (sockets_in(self._plan.directories[0]) / self._plan.paths[number].name).unlink(missing_ok=True)
+        log.warning(
+            "worker %d is drained: %s is not served until the next start", number, self._plan.directories[number]
+        )
+
+    def _close_late(self) -> None:
+        """Close what was sent to workers that have been drained in the moment in which they ended."""
+        for number, one in enumerate(self._running):
+            if one.due == math.inf:
+                for connection in (*accepted(self._plan.doors[number]), *received(self._plan.inboxes[number][1])):
+                    connection.close()
 
     def _stop(self, signals: set[signal.Signals]) -> None:
         """Stop all workers; kill those that do not stop within `STOP_S`."""

@@ -14,12 +14,14 @@ from errata_protocol.errors import InvalidRequest
 
 from ..doors.mux.driver import wire_sid
 from ..runtime.registry import RUNTIMES
+from ..runtime.runtime import Runtime
 from ..sandbox import registry
 from ..serve.connections import Connections
 from ..serve.health_port import STUCK_S
 from ..serve.server import Served
 from ..workers import MOST_WORKERS, WORKERS
 from .acceptor import Acceptor
+from .drain import Drain
 from .forwarder import Arrivals, install
 from .member import START_S, Member, Plan
 
@@ -84,16 +86,27 @@ class Worker:
             for row in await runtime.store.open_sessions():
                 if row.key_hash is not None:
                     self.member.took(wire_sid(row.sid))
-        arrivals = Arrivals(self._served.app, runtime, self.member)
+
+        def stop() -> None:
+            server.should_exit = True
+
+        drain = Drain(self.member, lambda: _sessions_left(runtime), stop, runtime.clock.monotonic)
+        runtime.readiness.add(drain.trouble)
+        arrivals = Arrivals(self._served.app, runtime, self.member, drain)
         from_others = copy.copy(server.config)
         from_others.app, from_others.loaded = arrivals, False
         from_others.load()
+
+        def beaten() -> None:
+            drain.beaten()
+            runtime.members.look()
+
         self._acceptor = Acceptor(
             self.member,
             Connections.of(server.config),
             lambda: _protocol(server, server.config),
             lambda: _protocol(server, from_others),
-            runtime.members.look,
+            beaten,
         )
         self._acceptor.open()
         board.start(self.member.worker)
@@ -108,6 +121,12 @@ class Worker:
         if self._acceptor is not None:
             self._acceptor.close()
         self.member.plan.listening.close()
+
+
+def _sessions_left(runtime: Runtime) -> int:
+    """Return how many sessions have a connection, or hold an instance without one."""
+    _, detached = runtime.metrics.sessions()
+    return len(runtime.attached) + detached
 
 
 def _protocol(server: uvicorn.Server, config: uvicorn.Config) -> asyncio.Protocol:

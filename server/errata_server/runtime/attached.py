@@ -35,6 +35,10 @@ class Attached:
         """Note that a session has no connection any more; ``tell`` as in `add`. Idempotent."""
         self._change(sid, False, tell)
 
+    def __len__(self) -> int:
+        """Return how many sessions have a connection."""
+        return len(self._sids)
+
     def now(self) -> frozenset[str] | None:
         """Return the ids of all sessions that have a connection, as the journal has them; None where nobody knows.
 

@@ -18,6 +18,11 @@ from .shard_name import draw, shard_name
 FOLDER = "shards"
 
 
+def sockets_in(directory: Path) -> Path:
+    """Return the folder of a fleet's data directory that has the Unix sockets on which its workers are asked."""
+    return directory / FOLDER / "sockets"
+
+
 def shards(directory: Path, workers: int) -> list[Path]:
     """Return the data directories of a fleet's workers, in order."""
     return [directory, *(directory / FOLDER / str(shard) for shard in range(1, workers))]

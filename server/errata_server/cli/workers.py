@@ -1,0 +1,178 @@
+"""``errata fleet``: shows the workers of a running ``errata serve --workers``, and drains one of them.
+
+Workers are asked on their Unix sockets, which only the user of the server can open: a token of the address is that of
+somebody who plays episodes, and does not take a worker away from others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from errata_protocol.errors import InvalidRequest, JournalUnavailable, error_from_wire
+
+from ..runtime.shard_dirs import sockets_in
+from . import data_dirs
+from .source import Json, directory
+from .tables import Column, Table
+
+cli = typer.Typer(
+    help="Workers of errata serve --workers: show them, drain one.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+ASK_S = 5.0
+"""How long a worker may take to answer, seconds; then another one is asked."""
+
+DRAIN_S = 40.0
+"""How long a worker may take to answer that another one drains, seconds: it may be starting again."""
+
+LOOK_S = 0.5
+"""Time between two looks at a worker that drains, seconds."""
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        parser=directory,
+        metavar="PATH",
+        help="Data directory of the server, or a directory of several. "
+        "[default: ERRATA_DATA_DIR, else what is below errata in XDG_DATA_HOME or ~/.local/share]",
+    ),
+]
+
+
+@cli.command("workers")
+def workers(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Show the workers of a running server: their shards, states and directories."""
+    found = _workers(_running(data_dir))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table(
+        Column("shard", whole=True), "state", Column("sessions left", right=True), Column("directory", most=200)
+    )
+    for one in found:
+        left = one["sessions_left"]
+        table.add(one["shard"], _state(one), "-" if left is None else str(left), one["directory"])
+    table.end()
+
+
+@cli.command("drain")
+def drain(
+    shard: Annotated[str, typer.Argument(metavar="SHARD", help="Name of its shard, as errata fleet workers shows it.")],
+    data_dir: DataDir = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the worker has ended.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: a line at each change.")] = False,
+) -> None:
+    """Let a worker end once its sessions have.
+
+    New sessions go to the other workers. Those that the worker has go on; it ends when none has a client or an
+    instance. Its data directory is kept, and served again by the next start of the server with as many workers. Where
+    this command is interrupted the worker drains all the same.
+    """
+    chosen = _running(data_dir, shard)
+    _ask(chosen, "/fleet/drain", {"shard": shard}, DRAIN_S)
+    for one in _changes(chosen, shard):
+        if as_json:
+            typer.echo(json.dumps(one))
+        elif one["drained"]:
+            typer.echo(f"{shard} is drained: {one['directory']} is kept, and not served until the next start")
+        else:
+            typer.echo(f"{shard} is {_state(one)}; sessions left: {one['sessions_left'] or 0}")
+        if not wait:
+            return
+
+
+def _changes(chosen: Path, shard: str) -> Iterator[dict[str, Any]]:
+    """Yield what is shown of a worker now, and after each change, until its process has ended."""
+    shown: dict[str, Any] = {}
+    while not shown.get("drained"):
+        one = next(one for one in _workers(chosen) if one["shard"] == shard)
+        if one != shown:
+            yield one
+            shown = one
+        else:
+            time.sleep(LOOK_S)
+
+
+def _state(one: Mapping[str, Any]) -> str:
+    return "drained" if one["drained"] else str(one["state"])
+
+
+def _running(given: Path | None, shard: str | None = None) -> Path:
+    """Return the data directory of the server that runs.
+
+    Args:
+        given: The directory that the command names.
+        shard: Name of a shard, which tells where several servers run; None for none.
+
+    Raises:
+        InvalidRequest: No server with several workers runs on it, or several do.
+    """
+    found: dict[Path, list[str]] = {}
+    for one in data_dirs.fleets(given):
+        try:
+            found[one] = [worker["shard"] for worker in _workers(one)]
+        except JournalUnavailable:
+            continue
+    if not found:
+        where = f" on {given}" if given is not None else ""
+        raise InvalidRequest(f"no errata serve --workers runs{where}: give --data-dir with that of the server")
+    return data_dirs.only([one for one, names in found.items() if shard in names] or list(found))
+
+
+def _workers(chosen: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = _ask(chosen, "/fleet/workers", {}, ASK_S)["workers"]
+    return found
+
+
+def _ask(chosen: Path, path: str, asked: Mapping[str, Any], most_s: float) -> dict[str, Any]:
+    """Return what the first worker of a server answers that answers at all.
+
+    Raises:
+        ErrataError: It refuses.
+        JournalUnavailable: None answers.
+    """
+    with _sockets(chosen) as sockets:
+        for socket in sockets:
+            with httpx.Client(
+                transport=httpx.HTTPTransport(uds=str(socket), verify=False), base_url="http://fleet", timeout=most_s
+            ) as client:
+                try:
+                    answer = client.post(path, json=dict(asked))
+                except httpx.TransportError:
+                    continue
+            if answer.is_client_error:
+                raise error_from_wire(answer.json())
+            if answer.is_success:
+                found: dict[str, Any] = answer.json()
+                return found
+    raise JournalUnavailable(f"no worker of the server on {chosen} answers: has it stopped?")
+
+
+@contextmanager
+def _sockets(chosen: Path) -> Iterator[list[Path]]:
+    """Give the Unix sockets of a server's workers, by a short path: that of a socket has at most 107 bytes.
+
+    Raises:
+        JournalUnavailable: This user may not open them.
+    """
+    folder = sockets_in(chosen)
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise JournalUnavailable(f"cannot open {folder}: {error.strerror}; be the user of the server") from error
+    try:
+        short = Path(f"/proc/self/fd/{opened}")
+        yield sorted((path for path in short.glob("*.sock") if path.stem.isdecimal()), key=lambda path: int(path.stem))
+    finally:
+        os.close(opened)

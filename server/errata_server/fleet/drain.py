@@ -1,0 +1,119 @@
+"""`Drain`: lets one worker of a fleet end once its sessions have; its data directory is free then (``errata fleet``).
+
+A worker that drains gets no new sessions and serves those that it has. It stops when none has a connection or an
+instance, so detached ones are waited for as long as they keep their instance; hibernated ones stay in the directory,
+and go on when that is served again. Nothing of it is kept on disk: the next ``errata serve`` serves the directory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from errata_protocol.errors import InvalidRequest
+
+from .board import Phase
+from .member import Member
+
+log = logging.getLogger("errata.fleet")
+
+QUIET_S = 5.0
+"""How long a worker that drains has to be without sessions before it ends, seconds: a client whose socket was lost, or
+whose worker was killed, comes back within that time."""
+
+
+COUNT_S = 1.0
+"""Time between two counts of the sessions that are left, seconds."""
+
+
+def told(member: Member) -> list[dict[str, Any]]:
+    """Return what ``errata fleet`` shows of each worker."""
+    board, plan = member.plan.board, member.plan
+    return [
+        {
+            "shard": name,
+            "directory": str(plan.directories[worker]),
+            "state": member.state(worker),
+            "sessions_left": board.left(worker) if board.phase(worker) is Phase.DRAINS else None,
+            "drained": board.phase(worker) is Phase.ENDED,
+        }
+        for worker, name in enumerate(plan.names)
+    ]
+
+
+class Drain:
+    """Drains the worker that it belongs to, and passes on what is asked of another one.
+
+    Args:
+        member: The worker.
+        left: Returns how many sessions of the worker have a connection or an instance.
+        stop: Stops the worker's process, after what still runs.
+        now: Clock, seconds.
+    """
+
+    def __init__(
+        self, member: Member, left: Callable[[], int], stop: Callable[[], None], now: Callable[[], float]
+    ) -> None:
+        self._member = member
+        self._left = left
+        self._stop = stop
+        self._now = now
+        self._quiet_since: float | None = None
+        self._counted = float("-inf")
+
+    async def ask(self, shard: str) -> dict[str, Any]:
+        """Begin to drain the worker of a shard, and return an empty answer.
+
+        Raises:
+            InvalidRequest: There is no such worker, it drains already, or no other one would serve.
+            JournalUnavailable: It does not answer.
+        """
+        member, names = self._member, self._member.plan.names
+        if shard not in names:
+            raise InvalidRequest(f"no worker of this server has the shard {shard[:40]!r}: they are {', '.join(names)}")
+        worker, board = names.index(shard), member.plan.board
+        match board.phase(worker):
+            case Phase.DRAINS:
+                raise InvalidRequest(f"{shard} drains already: {board.left(worker)} of its sessions are left")
+            case Phase.ENDS | Phase.ENDED:
+                raise InvalidRequest(f"{shard} has been drained already, and is not served until the next start")
+        if worker != member.worker:
+            return await member.ask(worker, "/fleet/drain", {"shard": shard})
+        self._begin()
+        return {}
+
+    def _begin(self) -> None:
+        """Take no new sessions.
+
+        Raises:
+            InvalidRequest: No other worker would serve. Of two that are asked at once, each sees the other.
+        """
+        board, worker = self._member.plan.board, self._member.worker
+        board.drain(worker, Phase.DRAINS, self._left())
+        others = (other for other in range(board.workers) if other != worker)
+        if not any(board.phase(other) is Phase.SERVES for other in others):
+            board.drain(worker, Phase.SERVES, 0)
+            raise InvalidRequest(
+                f"{self._member.plan.names[worker]} is the last shard that takes new sessions: stop the server instead"
+            )
+        log.info("drains: this worker takes no new sessions, and ends after the %d that it has", board.left(worker))
+
+    def beaten(self) -> None:
+        """Called after each heartbeat: note how many sessions are left, and stop where none has been for `QUIET_S`."""
+        board, worker, now = self._member.plan.board, self._member.worker, self._now()
+        if board.phase(worker) is not Phase.DRAINS or now - self._counted < COUNT_S:
+            return
+        left, self._counted = self._left(), now
+        board.drain(worker, Phase.DRAINS, left)
+        if left or self._quiet_since is None:
+            self._quiet_since = None if left else now
+        elif now - self._quiet_since >= QUIET_S:
+            board.drain(worker, Phase.ENDS, 0)
+            log.info("drained: no session is left, and this worker ends")
+            self._stop()
+
+    def trouble(self) -> str | None:
+        """Return why the worker is to be given no new work; None while it serves."""
+        phase = self._member.plan.board.phase(self._member.worker)
+        return None if phase is Phase.SERVES else "it is drained, and takes no new sessions"
