@@ -14,6 +14,7 @@ from mux_peer import MuxPeer, Row, peered, until
 from websockets.asyncio.server import ServerConnection
 
 from errata_client import Backoff, Connection, ErrataClient, Reward
+from errata_client.connections import driver
 from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import (
     CapacityReached,
@@ -73,6 +74,43 @@ async def test_a_lost_socket_is_replaced_at_the_member_that_has_the_sessions() -
         assert (await client.step({"text": "a"})).observation["count"] == 1
         assert peer.paths == ["/ws", "/ws?shard=aaaaaaaaaaaa"]
         assert [shard_of(sid) for sid in peer.sids] == ["a" * 12]
+
+
+async def test_sessions_end_at_once_where_no_socket_reaches_their_member_and_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Told:
+        def __init__(self, address: str, headers: Any) -> None:
+            assert address == peer.url.replace("http", "ws")
+
+        async def of(self, shard: object) -> SessionLost | None:
+            assert shard == "a" * 12
+            asked.append(None)
+            return SessionLost("its member is lost") if len(asked) > 2 else None
+
+        async def aclose(self) -> None: ...
+
+    asked: list[None] = []
+    monkeypatch.setattr(driver, "Losses", Told)
+    async with peered(member="a" * 12) as peer, Connection(peer.url, backoff=FAST) as connection:
+        client = ErrataClient[Any, Any, Any](connection=connection)
+        await client.reset()
+        await peer.stop()
+        with pytest.raises(SessionLost, match="its member is lost"):
+            await client.step({"text": "a"})
+        assert len(asked) == 3, "while it is down, the session waits"
+
+
+async def test_new_sessions_name_the_member_that_has_the_socket_now() -> None:
+    async with peered(member="a" * 12) as peer, Connection(peer.url, backoff=FAST) as connection:
+        async with ErrataClient(connection=connection) as client:
+            await client.reset()
+        peer.config = replace(peer.config, shard="b" * 12)
+        peer.lose_memory()
+        await until(lambda: not connection.is_open)
+        async with ErrataClient(connection=connection) as client:
+            await client.reset()
+        assert [shard_of(sid) for sid in peer.sids] == ["a" * 12, "b" * 12]
 
 
 async def test_a_server_of_one_process_is_asked_as_ever(peer: MuxPeer, connection: Connection) -> None:

@@ -14,7 +14,9 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from errata_client import ErrataClient
-from errata_protocol.errors import JournalUnavailable, Misdirected
+from errata_client.fleet import losses
+from errata_protocol.errors import JournalUnavailable, Misdirected, SessionLost
+from errata_protocol.fleet import FleetMember
 from errata_protocol.names import SHARD
 from errata_protocol.shards import named, shard_of
 from errata_server.app import create_fastapi_app
@@ -23,6 +25,7 @@ from errata_server.ids import Ids, name_of
 from errata_server.log import redact
 from errata_server.runtime import shard_name
 from errata_server.runtime.data_lock import lock
+from errata_server.runtime.members import MemberWatch
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
 from tests.machine_speed import SLOWDOWN
@@ -211,6 +214,37 @@ async def test_a_plain_socket_and_http_raise_at_their_deadline_and_keep_the_sess
         entry.app, first._connect_timeout = mine, 60
         assert (await first.step({"n": 3})).observation["n"] == 3 and first.session_id is not None
         await first.close()
+
+
+async def test_what_waits_for_a_member_that_is_down_ends_at_once_when_it_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "FRESH_S", 0.0)
+    mine, other = application(tmp_path / "mine"), application(tmp_path / "other")
+    member = FleetMember(shard=shard_name.shard_name(tmp_path / "mine"), state="down")
+    other.state.errata.runtime.members = MemberWatch(lambda: [member])
+    entry = Entry(mine)
+    with serving(entry) as url:
+        mux: ErrataClient[Any, Any, Any] = ErrataClient(url, message_timeout_s=3600)
+        first: ErrataClient[Any, Any, Any] = ErrataClient(url, mux=False, durable=True)
+        for client in (mux, first):
+            await client.reset()
+        sid, eid = first.session_id, first.eid or ""
+        await first.close()
+        http = first._http()
+        second: ErrataClient[Any, Any, Any] = ErrataClient(url, session_id=sid, mux=False, connect_timeout_s=3600)
+        entry.app, http._timeout_s = other, 3600.0
+        mux._mux._lease.connection._ws.transport.abort()  # type: ignore[union-attr]
+        waiting = [asyncio.ensure_future(one) for one in (mux.step({"n": 1}), second.connect(), http.state_at(eid, 0))]
+        await until(lambda: mux.stats.refused["MISDIRECTED"] > 1 and entry.asked.count("/fleet") > 3)
+        assert not any(one.done() for one in waiting)
+        member.state = "lost"
+        for one in waiting:
+            with pytest.raises(SessionLost, match=f"its member {member.shard}"):
+                await one
+        with pytest.raises(SessionLost):
+            await mux.step({"n": 1})
+        await http.aclose()
 
 
 async def test_an_episode_of_another_directory_is_asked_for_over_http(tmp_path: Path) -> None:

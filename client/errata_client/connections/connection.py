@@ -101,7 +101,7 @@ class Connection(ConnectionDriver):
             if self._connected.done():  # it was for the last socket, and no session needs the next one
                 self._connected = self._loop.create_future()
             await asyncio.shield(self._connected)
-        if self.capabilities is None:
+        if not self._knows_server:  # another member may have got the socket, whose name new sids are to have
             await self.read("capabilities")
         return self
 
@@ -143,6 +143,7 @@ class Connection(ConnectionDriver):
             if runner is not None:
                 runner.cancel()
                 await asyncio.gather(runner, return_exceptions=True)
+            await self._stop_suspecting()
             if self._first_socket is not None:
                 self._close_socket(self._first_socket)
             self._fail(ConnectionError("the connection was closed: make another Connection"))

@@ -23,7 +23,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from errata_protocol.capabilities import PROTOCOL_NAME, Capabilities
-from errata_protocol.errors import ErrataError, LocalProtocolError, NotSupported, RemoteProtocolError
+from errata_protocol.errors import ErrataError, LocalProtocolError, Misdirected, NotSupported, RemoteProtocolError
 from errata_protocol.fleet import EXTENSION
 from errata_protocol.mux import (
     Answered,
@@ -39,7 +39,9 @@ from errata_protocol.mux import (
     TakenOver,
 )
 from errata_protocol.names import SHARD
+from errata_protocol.shards import shard_of
 
+from ..fleet.losses import Losses
 from .dialing import Backoff, ConnectRefused, Dial
 from .outcome import copy_of, taken_over_error
 from .stats import ConnectionStats
@@ -108,6 +110,10 @@ class ConnectionDriver:
         self._listeners: dict[str, Listener] = {}
         self._reads: dict[ClientRead, Callable[[ReadOutcome], None]] = {}
         self._closing_sockets: set[asyncio.Task[None]] = set()
+        self._losses: Losses | None = None
+        self._suspects: dict[str, str] = {}  # shards of sessions that may be lost, by sid
+        self._suspecting: asyncio.Task[None] | None = None
+        self._knows_server = False  # `capabilities` are those of the socket that is open now
         self._resume_after_s = 0.0
         self._no_socket_because: Exception | None = None
         self._closed = False
@@ -246,6 +252,8 @@ class ConnectionDriver:
                     raise
                 failures, cause = failures + 1, error
                 self._no_socket_because = error
+                shard = self._member
+                self._suspect(shard, *(sid for sid in self.machine.sessions if shard_of(sid) == shard))
                 continue
             if ws.subprotocol != PROTOCOL_NAME:
                 self._close_socket(ws)
@@ -264,6 +272,7 @@ class ConnectionDriver:
         assert self._loop is not None and self._connected is not None
         loop, machine = self._loop, self.machine
         self._ws = ws
+        self._knows_server = False
         self.stats.connects += 1
         machine.connected(loop.time())
         if self._receive_capabilities not in self._reads.values():  # else it is sent again
@@ -365,6 +374,40 @@ class ConnectionDriver:
                     listener.receive(event)
                 if isinstance(event, Refused):
                     _log.debug("refused until %.3f: %s", event.retry_at, event.error)
+                    if event.error.code == Misdirected.code:
+                        self._suspect(event.error.details.get("shard"), event.session.sid)
+
+    # -- members that are lost ---------------------------------------------------------------------------------------
+
+    def _suspect(self, shard: object, *sids: str) -> None:
+        """Ask whether a shard is lost whose sessions wait for it, and end them if it is."""
+        if not isinstance(shard, str) or not sids or self._closed:
+            return
+        self._suspects |= dict.fromkeys(sids, shard)
+        if self._suspecting is None:
+            assert self._loop is not None
+            self._suspecting = self._loop.create_task(self._end_lost(), name="errata-connection-lost")
+
+    async def _end_lost(self) -> None:
+        if self._losses is None:
+            self._losses = Losses(self.dial.ws_url.removesuffix("/ws"), dict(self.dial.headers))
+        try:
+            while self._suspects:
+                sid, shard = self._suspects.popitem()
+                error = await self._losses.of(shard)
+                session = self.machine.sessions.get(sid)
+                if error is not None and session is not None:
+                    self._dispatch(self.machine.lose(session, error))
+        finally:
+            self._suspecting = None
+
+    async def _stop_suspecting(self) -> None:
+        """Ask no longer who is lost; called when the connection is closed."""
+        if self._suspecting is not None:
+            self._suspecting.cancel()
+            await asyncio.gather(self._suspecting, return_exceptions=True)
+        if self._losses is not None:
+            await self._losses.aclose()
 
     def _go_away(self, retry_after_s: float) -> None:
         """Have the socket closed when all replies have arrived, or after `GOAWAY_TIMEOUT_S`; then connect again."""
@@ -384,6 +427,7 @@ class ConnectionDriver:
         if isinstance(outcome, Exception) or outcome.error is not None:
             return
         self.capabilities = capabilities = Capabilities.model_validate_json(outcome.payload)
+        self._knows_server = True
         self.machine.apply_limits(capabilities.limits)
 
     def _wait_for_timer(self) -> None:

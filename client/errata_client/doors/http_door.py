@@ -39,6 +39,7 @@ from errata_protocol.replay import (
 from ..connections.waiting import waits_at
 from ..deliveries.late_rewards import Reward, read_rewards
 from ..deliveries.read_keys import READ_KEYS
+from ..fleet.losses import Losses
 from ..wire.frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -101,10 +102,11 @@ class HttpDoor:
         self._trust_env = trust_env
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._losses: Losses | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: everything but the open connections."""
-        return {**self.__dict__, "_client": None, "_loop": None}
+        return {**self.__dict__, "_client": None, "_loop": None, "_losses": None}
 
     async def create_session(self, labels: Labels = NO_LABELS) -> str:
         """Create a session that outlives its socket and return its id.
@@ -214,6 +216,8 @@ class HttpDoor:
         self._client = self._loop = None
         if client is not None and loop is asyncio.get_running_loop():
             await client.aclose()
+        if self._losses is not None:
+            await self._losses.aclose()
 
     async def _rpc(self, method: str, params: dict[str, Any], headers: dict[str, str] | None = None) -> dict[str, Any]:
         return await self._routed(lambda: self._rpc_once(method, params, headers))
@@ -248,11 +252,23 @@ class HttpDoor:
             try:
                 return await ask()
             except Misdirected as error:
+                await self.check_lost(error)
                 told = error.details.get("retry_after")
                 wait_s = told if isinstance(told, int | float) and told >= SHORTEST_WAIT_S else RETRY_AFTER_S
                 if clock() + wait_s > deadline:
                     raise
             await asyncio.sleep(wait_s)
+
+    async def check_lost(self, refusal: Misdirected) -> None:
+        """Ask whether the member that has the session, or episode, of a refused request is lost.
+
+        Raises:
+            SessionLost: It is.
+        """
+        if self._losses is None:
+            self._losses = Losses(self._base, self._headers)
+        if (error := await self._losses.of(refusal.details.get("shard"))) is not None:
+            raise error from refusal
 
     async def _send_once(
         self,

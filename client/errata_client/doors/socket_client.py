@@ -140,6 +140,8 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
                     await self._open_once()
                     return
                 except (Misdirected, SessionUnknown) as refusal:
+                    if isinstance(refusal, Misdirected):
+                        await self._http().check_lost(refusal)
                     if not may_pass(refusal) or clock() + pause_s > deadline:
                         raise
                 await asyncio.sleep(pause_s)

@@ -36,7 +36,14 @@ import msgspec
 from pydantic import ValidationError
 
 from ..capabilities import ServerLimits
-from ..errors import FrameTooLarge, InvalidEnvelope, LocalProtocolError, Overloaded, RemoteProtocolError
+from ..errors import (
+    ErrataError,
+    FrameTooLarge,
+    InvalidEnvelope,
+    LocalProtocolError,
+    Overloaded,
+    RemoteProtocolError,
+)
 from ..labels import NO_LABELS, Labels
 from .client_decoding import checked_data
 from .client_receiving import Receiving
@@ -246,6 +253,16 @@ class ClientProtocol(Receiving):
         """Forget a read; its answer is ignored."""
         if read.q in self.reads:
             self._finish_read(read)
+
+    def lose(self, session: ClientSession, error: ErrataError) -> list[ClientEvent]:
+        """End a session whose server is known to be lost, and return the events: its requests and reads fail.
+
+        Args:
+            session: The session.
+            error: Why it has ended.
+        """
+        self._end(session, error)
+        return self._take_events()
 
     def claim(self, session: ClientSession) -> None:
         """Resume a session that another process has taken over, now or when there is a socket.
