@@ -29,10 +29,10 @@ from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_plain
 from websockets.typing import Subprotocol
 
-from errata_client import Backoff, Connection, EnvPool, ErrataClient
+from errata_client import Backoff, Connection, Endpoint, EnvPool, ErrataClient
 from errata_client.connections import placing
 from errata_protocol.capabilities import PROTOCOL_NAME
-from errata_protocol.errors import JournalUnavailable, ServiceError, StateOutOfRange, UnknownEpisode
+from errata_protocol.errors import CapacityReached, JournalUnavailable, ServiceError, StateOutOfRange, UnknownEpisode
 from errata_protocol.labels import Labels
 from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
@@ -642,6 +642,34 @@ def name_of_first(directory: Path) -> str:
     return (directory / "shard").read_text().strip()
 
 
+@pytest.mark.chaos
+async def test_an_environment_with_one_instance_has_one_in_all_workers(tmp_path: Path) -> None:
+    """Its sessions are at the first worker, by whichever way they are opened."""
+
+    async def first_delivery(client: ErrataClient[Any, Any, Any]) -> str | None:
+        await client.reset()
+        try:
+            with pytest.raises(CapacityReached):
+                async with ErrataClient[Any, Any, Any](server.url, mux=False) as second:
+                    await second.reset()
+            return shard_of(str(client.eid))
+        finally:
+            await client.close()
+
+    options = ("--workers", str(WORKERS), "--max-sessions", "1", "--no-fsync")
+    with ServerProcess(TARGET, tmp_path, *options, start_s=120) as server:
+        await asyncio.to_thread(Fleet(server).wait_for_all)
+        first, *others = shard_names(tmp_path)
+        named = [Endpoint(shard, server.url, "up") for shard in others]
+        found = [await first_delivery(ErrataClient(server.url, mux=mux)) for mux in (False, None) for _ in range(6)]
+        for endpoint in named:
+            with await asyncio.to_thread(connect_plain, endpoint.ws_url, open_timeout=GIVE_UP_S) as socket:
+                assert (await asyncio.to_thread(plain, socket, type="reset", data={}))["type"] == "observation"
+        assert set(found) == {first}
+        listed = await asyncio.to_thread(Fleet(server).episodes)
+        assert Counter(shard_of(one["eid"]) for one in listed) == {first: len(found) + len(others)}
+
+
 def errata(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "errata_server.cli", *arguments],
@@ -733,7 +761,6 @@ async def test_a_worker_that_is_drained_lets_its_sessions_end_and_stops(
     ("target", "options", "why"),
     [
         ("tests.server.environments:NoSuch", (), "NoSuch"),
-        (TARGET, ("--max-sessions", "1"), "--workers 1"),
         (TARGET, ("--web",), "--workers 1"),
     ],
 )

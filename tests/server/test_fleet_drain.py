@@ -19,7 +19,7 @@ from errata_server.cli import workers as shown
 from errata_server.fleet.board import RECENT_SIDS, Board, Phase
 from errata_server.fleet.drain import COUNT_S, QUIET_S, Drain, told
 from errata_server.fleet.member import Member, Plan
-from errata_server.fleet.routes import of_request
+from errata_server.fleet.routes import NO_SOLE, Sole, of_request
 from errata_server.fleet.supervisor import _Supervisor
 from errata_server.runtime.shard_dirs import sockets_in
 
@@ -147,11 +147,27 @@ def test_a_worker_that_drains_gets_no_connections_and_opens_nothing(fleet: Fleet
         return alive[:count]
 
     assert fleet.board.place(1, choose) == 0 and seen == [[0, 2]]
-    assert [member.for_new() for member in (fleet.members[0], fleet.members[2])] == [0, 2]
-    assert fleet.members[1].for_new() in (0, 2)
+    assert [member.for_new("/ws") for member in (fleet.members[0], fleet.members[2])] == [0, 2]
+    assert fleet.members[1].for_new("/ws") in (0, 2)
     fleet.board.clear(0)
     fleet.board.clear(2)
-    assert fleet.board.place(1) == 1 == fleet.members[1].for_new(), "while the others start again"
+    assert fleet.board.place(1) == 1 == fleet.members[1].for_new("/ws"), "while the others start again"
+
+
+def test_the_environments_with_one_instance_move_to_the_next_worker(fleet: Fleet) -> None:
+    for member in fleet.members:
+        assert member.sole is NO_SOLE
+        capacity = member.capacity("maze", 1)
+        member.capacity("count", 8)
+        member.serve(["maze", "count"])
+        assert member.sole == Sole(frozenset({"/maze"}), 0) and member.for_new("/maze/ws") == 0
+    capacity.used += 1
+    assert fleet.members[0].capacity("maze", 1).full, "an instance of any worker is the only one"
+    fleet.drain(0)
+    assert [member.for_new("/maze/ws") for member in fleet.members] == [1, 1, 1]
+    assert fleet.members[2].for_new("/count/ws") == 2
+    fleet.members[0].serve(["maze"])
+    assert fleet.members[0].places == {"", "/maze"}
 
 
 def test_the_ids_of_a_drained_worker_are_nobodys(fleet: Fleet) -> None:

@@ -37,7 +37,8 @@ class _Member:
         self.new = 0
         self.drained: dict[int, str] = {}
 
-    def for_new(self) -> int:
+    def for_new(self, path: str) -> int:
+        assert path == "/maze/ws"
         return self.new
 
     def absent(self, worker: int) -> str | None:
@@ -54,7 +55,8 @@ class _Member:
 
 class _Relay(Relay):
     def __init__(self, owners: dict[str, int]) -> None:
-        super().__init__(_Member(owners), None, None, ServerLimits(max_frame=1 << 20))  # type: ignore[arg-type]
+        handshake: Any = SimpleNamespace(scope={"path": "/maze/ws"})
+        super().__init__(_Member(owners), None, handshake, ServerLimits(max_frame=1 << 20))  # type: ignore[arg-type]
         self.sent: list[tuple[int, Any]] = []
         self.answered: list[Any] = []
         self._socket: Any = self

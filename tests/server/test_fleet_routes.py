@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errata_protocol.shards import named
-from errata_server.fleet.routes import ANYWHERE, FIRST, Merged, Of, Refused, of_head, of_id, of_request
+from errata_server.fleet.routes import ANYWHERE, FIRST, Merged, Of, Refused, Sole, of_head, of_id, of_request
 from errata_server.ids import Ids
 
 NAMES = ("aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc")
@@ -82,6 +82,38 @@ def test_a_name_that_no_shard_has_is_nobodys() -> None:
 def test_a_target_tells_who_answers(method: str, path: str, query: str, route: object) -> None:
     found = of_request(method, path, query, NAMES)
     assert isinstance(found, route) if isinstance(route, type) else found == route
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "route"),
+    [
+        ("/maze/ws", "", Of(1)),
+        ("/maze/ws", f"shard={NAMES[2]}", Of(1)),
+        ("/maze/ws", f"session_id={SID}", Of(2)),
+        ("/maze/mcp", "", Of(1)),
+        ("/maze/reset", "", Of(1)),
+        ("/maze/harness", "", Of(1)),
+        ("/maze/schema", "", ANYWHERE),
+        ("/maze/capabilities", "", ANYWHERE),
+        (f"/maze/episodes/{episode_of(NAMES[2])}", "", Of(2)),
+        ("/maze/episodes", "", Merged("episodes")),
+        ("/Count/ws", "", ANYWHERE),
+        ("/Count/ws", f"shard={NAMES[2]}", Of(2)),
+        ("/ws", "", ANYWHERE),
+        ("/maze/maze/ws", "", ANYWHERE),
+    ],
+)
+def test_an_environment_with_one_instance_is_at_one_worker(path: str, query: str, route: object) -> None:
+    sole = Sole(frozenset({"/maze"}), 1)
+    assert of_request("GET", path, query, NAMES, sole) == route
+
+
+def test_an_environment_with_one_instance_may_be_at_the_root() -> None:
+    sole = Sole(frozenset({"/maze", ""}), 1)
+    for path in ("/ws", "/maze/ws", "/mcp", "/step"):
+        assert of_request("POST", path, "", NAMES, sole) == Of(1)
+    assert of_request("GET", "/other/ws", "", NAMES, sole) == ANYWHERE == of_request("GET", "/schema", "", NAMES, sole)
+    assert of_head(b"GET /ws HTTP/1.1\r\n", NAMES, sole) == 1
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ class Acceptor:
             self._connections.lost(waiting)
             assert waiting.task is not None
             self._unplaced.discard(waiting.task)
-        owner, pairs = of_head(head, member.names), member.plan.inboxes
+        owner, pairs = of_head(head, member.names, member.sole), member.plan.inboxes
         if owner is None or member.plan.board.is_drained(owner):  # whoever gets it answers what is to be said
             owner, pairs = member.plan.board.place(member.worker), member.plan.placed
         if owner == member.worker:

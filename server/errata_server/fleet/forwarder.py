@@ -85,7 +85,8 @@ class Forwarder:
             return
         names = self._member.names
         method = scope["method"] if scope["type"] == "http" else "GET"
-        route = of_request(method, scope["path"], scope["query_string"].decode("latin-1"), names)
+        query = scope["query_string"].decode("latin-1")
+        route = of_request(method, scope["path"], query, names, self._member.sole)
         if scope["type"] == "websocket":
             if isinstance(route, Of) and route.shard != self._member.worker:
                 # A handshake behind another request: the connection was handed over by that one, or not at all.
@@ -114,6 +115,11 @@ class Forwarder:
     async def _answer(self, request: Request, route: Route, body: _Rereadable) -> Response | None:
         """Return the answer of other workers; None for a request that this one answers by itself."""
         here = self._member.worker
+        if request.method == "POST" and request.scope["path"].endswith("/mcp"):
+            sid = await _mcp_session(body)
+            named = of_id(sid, self._member.names) if sid is not None else None
+            if sid is None or named is not None:
+                route = Of(self._member.for_new(request.scope["path"]) if named is None else named)
         match route:
             case Refused(why):
                 raise NotSupported(f"with several workers a server does not serve {why}; --workers 1 does")
@@ -134,10 +140,6 @@ class Forwarder:
                 return await self._events(request)
             case Merged("delete"):
                 return await self._delete(request, body)
-        if request.method == "POST" and request.scope["path"].endswith("/mcp"):
-            sid = await _mcp_session(body)
-            owner = of_id(sid, self._member.names) if sid is not None else self._member.for_new()
-            return await self._forward(owner, request) if owner is not None and owner != here else None
         return None
 
     async def _forward(self, shard: int, request: Request) -> Response:

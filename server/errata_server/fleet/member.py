@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import ServerLimits
-from errata_protocol.errors import InvalidRequest, JournalUnavailable, Misdirected
+from errata_protocol.errors import JournalUnavailable, Misdirected
 from errata_protocol.fleet import FleetMember, State
 from errata_protocol.mux.client_decoding import error_of
 from errata_protocol.shards import shard_of
@@ -28,7 +28,7 @@ from .board import Board, Phase
 from .elsewhere import FORKED, Elsewhere
 from .origin import passed_on
 from .relay import Relay
-from .routes import of_id
+from .routes import NO_SOLE, Sole, of_id
 
 ASK_S = 30.0
 """How long the answer of another worker is waited for, seconds: it may be starting again."""
@@ -112,12 +112,19 @@ class Member:
     Args:
         plan: What all workers share.
         worker: Number of this worker.
+
+    Attributes:
+        relayed: How many frames were sent to other workers.
+        places: Paths at which environments with one instance are served; see `Sole`.
+        close_here: What closes a group's sessions of each environment.
     """
 
     def __init__(self, plan: Plan, worker: int) -> None:
         self.plan = plan
         self.worker = worker
         self.relayed = 0
+        self.places: frozenset[str] = frozenset()
+        self._with_one_instance: set[str] = set()
         self.close_here: dict[str, Callable[[str, str | None], Awaitable[int]]] = {}
         self._clients: dict[int, httpx.AsyncClient] = {}
         self.elsewhere = Elsewhere(lambda: self.names, worker, self.answer_of)
@@ -148,16 +155,9 @@ class Member:
         self.plan.board.take_sid(self.worker, sid)
 
     def capacity(self, environment: str, limit: int | None) -> Capacity:
-        """Return the capacity of an environment, which counts the instances of all workers.
-
-        Raises:
-            InvalidRequest: The environment has one instance.
-        """
+        """Return the capacity of an environment, which counts the instances of all workers."""
         if limit == 1:
-            raise InvalidRequest(
-                f"{environment} has one instance, which several workers cannot share: serve it with --workers 1, or "
-                "let it have more (SUPPORTS_CONCURRENT_SESSIONS, --max-sessions)"
-            )
+            self._with_one_instance.add(environment)
         return FleetCapacity(limit, self.plan.board, self.worker, f"environment {environment}")
 
     def principal_capacity(self, principal: str | None, limit: int | None) -> Capacity:
@@ -219,10 +219,34 @@ class Member:
         """Return the shard of a worker that has been drained; None for one that has not."""
         return self.plan.names[worker] if self.plan.board.is_drained(worker) else None
 
-    def for_new(self) -> int:
-        """Return the worker for new sessions that arrive here: this one, or another one while this one drains."""
+    def for_new(self, path: str) -> int:
+        """Return the worker for new sessions that arrive here: this one, or another one while this one drains.
+
+        Args:
+            path: Path of the request, or of the handshake.
+        """
+        if (home := self.sole.of(path)) is not None:
+            return home
         board = self.plan.board
         return self.worker if board.phase(self.worker) is Phase.SERVES else board.place(self.worker)
+
+    def serve(self, names: Sequence[str]) -> None:
+        """Note at which paths the environments with one instance are; called when all are loaded.
+
+        Args:
+            names: Names of all environments; a single one is served at the root, too.
+        """
+        self.places = frozenset(f"/{name}" for name in names if name in self._with_one_instance)
+        if self.places and len(names) == 1:
+            self.places |= {""}
+
+    @property
+    def sole(self) -> Sole:
+        """The environments with one instance. Their sessions are at the first worker that takes new sessions."""
+        if not self.places:
+            return NO_SOLE
+        phases = [self.plan.board.phase(worker) for worker in range(len(self.plan.names))]
+        return Sole(self.places, phases.index(Phase.SERVES) if Phase.SERVES in phases else self.worker)
 
     async def all_started(self) -> None:
         """Wait until each worker has started once."""

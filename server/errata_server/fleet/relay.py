@@ -194,8 +194,12 @@ class Owners(Protocol):
     def path_of(self, worker: int) -> Path:
         """Return where a worker's Unix socket is."""
 
-    def for_new(self) -> int:
-        """Return the worker that new sessions of a socket are opened at."""
+    def for_new(self, path: str) -> int:
+        """Return the worker that new sessions of a socket are opened at.
+
+        Args:
+            path: Path of the socket's handshake.
+        """
 
     def absent(self, worker: int) -> str | None:
         """Return the shard of a worker that has been drained; None for one that has not."""
@@ -307,7 +311,7 @@ class Relay:
 
     def _new_owner(self) -> int:
         """Return the worker for a new session: while this one drains, the same other one for all of this socket."""
-        if (chosen := self._member.for_new()) == self._member.worker:
+        if (chosen := self._member.for_new(self._handshake.scope["path"])) == self._member.worker:
             return chosen
         if self._for_new is None or self._member.absent(self._for_new) is not None:
             self._for_new = chosen

@@ -57,12 +57,32 @@ class Refused:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Sole:
+    """The environments with one instance: their sessions are all at one worker, so that there is one in the fleet.
+
+    Args:
+        places: Paths at which these environments are served; "" for the root.
+        home: Number of the worker.
+    """
+
+    places: frozenset[str]
+    home: int
+
+    def of(self, path: str) -> int | None:
+        """Return the worker of a path at which such an environment's sessions are opened; None for other paths."""
+        found = _SESSIONS.fullmatch(path) if self.places else None
+        return self.home if found is not None and found["place"] in self.places else None
+
+
 Route = Anywhere | Of | Merged | Refused
 ANYWHERE = Anywhere()
+NO_SOLE = Sole(frozenset(), 0)
 
 _EPISODES = re.compile(r"(?:/[^/]+)?/episodes(?:/(?P<eid>[^/]*)(?:/.*)?)?")
 _SHARED = re.compile(r"(?:/[^/]+)?/(?P<what>metrics|ready)")
 _SOCKET = re.compile(r"(?:/[^/]+)?/ws")
+_SESSIONS = re.compile(r"(?P<place>(?:/[^/]+)?)/(?:ws|mcp|reset|step|state|harness)(?:/.*)?")
 _REQUEST_LINE = re.compile(rb"[A-Z]+ ([^ ]+) HTTP/1\.[01]\r?")
 
 
@@ -74,7 +94,7 @@ def of_id(found: str, names: Sequence[str]) -> int | None:
     return names.index(name) if name in names else None
 
 
-def of_request(method: str, path: str, query: str, names: Sequence[str]) -> Route:
+def of_request(method: str, path: str, query: str, names: Sequence[str], sole: Sole = NO_SOLE) -> Route:
     """Return who answers an HTTP request or a handshake.
 
     Args:
@@ -82,6 +102,7 @@ def of_request(method: str, path: str, query: str, names: Sequence[str]) -> Rout
         path: Path of the request, decoded.
         query: Query string of the request, as sent.
         names: Names of the fleet's shards, in order.
+        sole: The environments with one instance.
     """
     if method == "GET" and (shared := _SHARED.fullmatch(path)):
         return Merged("metrics" if shared["what"] == "metrics" else "ready")
@@ -89,6 +110,8 @@ def of_request(method: str, path: str, query: str, names: Sequence[str]) -> Rout
     if (found := _EPISODES.fullmatch(path)) is None:
         if sids := given.get("session_id", ()):
             return _owner(sids[:1], names)
+        if (home := sole.of(path)) is not None:
+            return Of(home)
         wanted = given.get(PARAMETER, ()) if _SOCKET.fullmatch(path) else ()
         return Of(names.index(wanted[0])) if wanted and wanted[0] in names else ANYWHERE
     eid = found["eid"]
@@ -105,18 +128,19 @@ def of_request(method: str, path: str, query: str, names: Sequence[str]) -> Rout
     return route
 
 
-def of_head(head: bytes, names: Sequence[str]) -> int | None:
+def of_head(head: bytes, names: Sequence[str], sole: Sole = NO_SOLE) -> int | None:
     """Return the shard of a connection, by its first request; None where any worker may answer it.
 
     Args:
         head: The first bytes of the request, its first line whole.
         names: Names of the fleet's shards, in order.
+        sole: The environments with one instance.
     """
     line = _REQUEST_LINE.fullmatch(head.partition(b"\n")[0])
     if line is None:
         return None  # the HTTP server answers with an error
     path, _, query = line[1].decode("latin-1").partition("?")
-    route = of_request("GET", unquote(path), query, names)
+    route = of_request("GET", unquote(path), query, names, sole)
     return route.shard if isinstance(route, Of) else None
 
 

@@ -65,6 +65,7 @@ class Worker:
                 f"{', '.join(sandboxed)} runs commands in sandboxes of the backend {backend}, which belong to one "
                 "process: serve it with --workers 1, or with the backend namespace"
             )
+        self.member.serve([spec.name for spec in served.specs])
         install(served.app, self.member, tokens=bool(served.runtime.settings.tokens))
         self._served = served
 
