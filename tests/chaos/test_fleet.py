@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -646,25 +647,36 @@ def name_of_first(directory: Path) -> str:
 async def test_an_environment_with_one_instance_has_one_in_all_workers(tmp_path: Path) -> None:
     """Its sessions are at the first worker, by whichever way they are opened."""
 
-    async def first_delivery(client: ErrataClient[Any, Any, Any]) -> str | None:
-        await client.reset()
-        try:
-            with pytest.raises(CapacityReached):
-                async with ErrataClient[Any, Any, Any](server.url, mux=False) as second:
-                    await second.reset()
-            return shard_of(str(client.eid))
-        finally:
-            await client.close()
+    async def opened(mux: bool | None) -> ErrataClient[Any, Any, Any]:
+        """Open a session, once the one before has been closed by the server."""
+        while True:
+            client = ErrataClient[Any, Any, Any](server.url, mux=mux)
+            try:
+                await client.reset()
+                return client
+            except CapacityReached:
+                await client.close()
+                await asyncio.sleep(0.05)
+
+    async def shard_of_one(mux: bool | None) -> str | None:
+        client = await opened(mux)
+        with pytest.raises(CapacityReached):
+            async with ErrataClient[Any, Any, Any](server.url, mux=False) as second:
+                await second.reset()
+        await client.close()
+        return shard_of(str(client.eid))
+
+    def attached(url: str) -> bool:
+        with connect_plain(url, open_timeout=GIVE_UP_S) as socket:
+            return plain(socket, type="reset", data={})["type"] == "observation"
 
     options = ("--workers", str(WORKERS), "--max-sessions", "1", "--no-fsync")
     with ServerProcess(TARGET, tmp_path, *options, start_s=120) as server:
         await asyncio.to_thread(Fleet(server).wait_for_all)
         first, *others = shard_names(tmp_path)
-        named = [Endpoint(shard, server.url, "up") for shard in others]
-        found = [await first_delivery(ErrataClient(server.url, mux=mux)) for mux in (False, None) for _ in range(6)]
-        for endpoint in named:
-            with await asyncio.to_thread(connect_plain, endpoint.ws_url, open_timeout=GIVE_UP_S) as socket:
-                assert (await asyncio.to_thread(plain, socket, type="reset", data={}))["type"] == "observation"
+        found = [await shard_of_one(mux) for mux in (False, None) for _ in range(6)]
+        for shard in others:
+            await asyncio.to_thread(until, partial(attached, Endpoint(shard, server.url, "up").ws_url))
         assert set(found) == {first}
         listed = await asyncio.to_thread(Fleet(server).episodes)
         assert Counter(shard_of(one["eid"]) for one in listed) == {first: len(found) + len(others)}

@@ -23,6 +23,8 @@ from errata_server.fleet.routes import NO_SOLE, Sole, of_request
 from errata_server.fleet.supervisor import _Supervisor
 from errata_server.runtime.shard_dirs import sockets_in
 
+from .test_members import planned
+
 NAMES = ("aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc")
 
 
@@ -33,7 +35,7 @@ class Fleet:
         self.now = 100.0
         self.board = Board(workers, lambda: self.now)
         directories = tuple(directory / str(worker) for worker in range(workers))
-        plan = Plan("http://localhost", None, self.board, NAMES[:workers], directories, (), (), ())  # type: ignore[arg-type]
+        plan = planned(self.board, NAMES[:workers], directory, directories)
         self.members = [Member(plan, worker) for worker in range(workers)]
         self.left = [0] * workers
         self.stopped: list[int] = []
@@ -214,12 +216,15 @@ def test_what_was_handed_to_a_worker_that_ended_meanwhile_is_closed(tmp_path: Pa
     plan = Plan(
         "http://localhost",
         None,  # type: ignore[arg-type]
+        None,
         Board(2),
         NAMES[:2],
         (tmp_path, tmp_path / "shards" / "1"),
         (unused, (sent, inbox)),
+        (unused, unused),
         (unused[0], door),
         (folder / "0.sock", folder / "1.sock"),
+        tmp_path / "logins",
     )
     supervisor = _Supervisor(plan)
     plan.board.start(0)

@@ -25,7 +25,8 @@ from errata_protocol.errors import JournalUnavailable
 from errata_protocol.shards import shard_of
 from errata_server.app import create_fastapi_app
 from errata_server.episodes.retention import all_held, apply
-from errata_server.fleet.board import Board
+from errata_server.fleet.board import Board, Phase
+from errata_server.fleet.drain import Drain
 from errata_server.fleet.forwarder import Arrivals
 from errata_server.fleet.member import Member
 from errata_server.runtime import shard_name
@@ -123,7 +124,8 @@ class Fleet:
         given: dict[str, Any] = {"env_name": "env", "max_concurrent_envs": 8, "deterministic": True, "runtime": runtime}
         app = create_fastapi_app(self.environment, CountAction, CountObservation, **given)
         if member is not None:
-            self.arrivals[number] = Arrivals(app, runtime, member)
+            drain = Drain(member, lambda: 0, lambda: None, runtime.clock.monotonic)
+            self.arrivals[number] = Arrivals(app, runtime, member, drain)
         self.runtimes[number] = runtime
         try:
             with TestClient(app) as client:
@@ -388,9 +390,24 @@ async def test_retention_keeps_it_too_and_deletes_nothing_where_a_worker_does_no
             store, collect = fleet.runtimes[0].store, fleet.runtimes[0].collect
             held = [one async for one in all_held(store)]
             assert await apply(store, collect, held) == 0
-        with pytest.raises(JournalUnavailable):
-            await apply(store, collect, held)
+        for phase in (Phase.SERVES, Phase.ENDED):  # a drained worker's directory may have a fork, too
+            fleet.board.drain(1, phase, 0)
+            with pytest.raises(JournalUnavailable):
+                await apply(store, collect, held)
         assert store.journal.episode(eid) is not None
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_an_episode_of_a_drained_worker_is_misdirected(fleet: Fleet, owner: int) -> None:
+    with fleet.runs(owner) as client:
+        eid = played(client, 1)[0]["eid"]
+    fleet.board.drain(owner, Phase.ENDED, 0)
+    with fleet.runs(1 - owner) as client:
+        with connect(client) as socket:
+            for asked in (("reset", place(eid, 1)), ("state", {"t": 1, "eid": eid})):
+                assert code_of(socket.ask(*asked)) == "MISDIRECTED"
+        with client.websocket_connect("/ws", subprotocols=[PROTOCOL_NAME]) as ws:
+            assert code_of(Mux(ws).read("rewards", {"eid": eid})) == "MISDIRECTED"
 
 
 async def test_a_fork_and_a_deletion_of_one_moment_see_each_other(fleet: Fleet) -> None:

@@ -117,9 +117,9 @@ async def test_a_request_that_its_client_gave_up_is_forgotten() -> None:
     assert members.asked == asked
 
 
-def planned(board: Board | None, names: tuple[str, ...], logins: Path) -> Plan:
-    """Return a plan of workers that have neither sockets nor directories."""
-    return Plan("http://localhost", None, None, board, names, (), (), (), (), (), logins)  # type: ignore[arg-type]
+def planned(board: Board | None, names: tuple[str, ...], logins: Path, directories: tuple[Path, ...] = ()) -> Plan:
+    """Return a plan of workers that have no sockets."""
+    return Plan("http://localhost", None, None, board, names, directories, (), (), (), (), logins)  # type: ignore[arg-type]
 
 
 def test_a_worker_whose_event_loop_does_not_run_is_down(tmp_path: Path) -> None:
