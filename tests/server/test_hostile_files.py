@@ -74,6 +74,7 @@ OTHERS: dict[str, list[str]] = {
     "dataset": ["{good}/rows.jsonl"],
     "recipes": ["{good}/recipes.json"],
     "predictions": ["gold"],
+    "shard": ["a" * 12],
 }
 """Values of the other required parameters. A new command with another one fails here until it has a value."""
 
