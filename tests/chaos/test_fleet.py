@@ -17,8 +17,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -268,15 +268,22 @@ async def test_a_client_comes_back_to_the_worker_of_its_sessions(fleet: Fleet) -
     await unaware.aclose()
 
 
-@pytest.mark.storm
-@pytest.mark.parametrize("mux", [True, False], ids=["mux", "plain"])
-async def test_every_session_reads_the_episodes_of_all_workers(fleet: Fleet, mux: bool) -> None:
+@asynccontextmanager
+async def pool_at_all_workers(fleet: Fleet) -> AsyncIterator[EnvPool]:
+    """Open 24 sessions, some at each worker; session n has made one step, with ``{"n": n}``."""
     fleet.wait_for_all()
     async with EnvPool(fleet.url, 24) as pool:
         await pool.reset_batch()
         await pool.step_batch([{"n": n} for n in range(24)])
+        assert len({shard_of(str(client.eid)) for client in pool.clients}) == WORKERS
+        yield pool
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("mux", [True, False], ids=["mux", "plain"])
+async def test_every_session_reads_the_episodes_of_all_workers(fleet: Fleet, mux: bool) -> None:
+    async with pool_at_all_workers(fleet) as pool:
         eids = [str(client.eid) for client in pool.clients]
-        assert len(set(map(shard_of, eids))) == WORKERS
         reader = ErrataClient[Any, Any, Any](fleet.url, mux=mux)
         await reader.reset()
         for client, eid in zip(pool.clients, eids, strict=True):
@@ -302,11 +309,7 @@ def place(eid: str, t: int) -> dict[str, Any]:
 @pytest.mark.storm
 @pytest.mark.parametrize("mux", [True, False], ids=["mux", "plain"])
 async def test_every_session_goes_on_from_the_episodes_of_all_workers(fleet: Fleet, mux: bool) -> None:
-    fleet.wait_for_all()
-    async with EnvPool(fleet.url, 24) as pool:
-        await pool.reset_batch()
-        await pool.step_batch([{"n": n} for n in range(24)])
-        assert len({shard_of(str(client.eid)) for client in pool.clients}) == WORKERS
+    async with pool_at_all_workers(fleet) as pool:
         client = ErrataClient[Any, Any, Any](fleet.url, mux=mux)
         for n, parent in enumerate(pool.clients):
             began = await client.reset(injected_state=place(str(parent.eid), 1))
@@ -701,8 +704,8 @@ async def test_a_worker_that_is_drained_lets_its_sessions_end_and_stops(
         return errata("fleet", "drain", shard, "--data-dir", str(tmp_path), "--json")
 
     def refused(shard: str) -> str:
-        _, told = drain(shard).communicate(timeout=GIVE_UP_S)
-        return told
+        _, complaint = drain(shard).communicate(timeout=GIVE_UP_S)
+        return complaint
 
     def states() -> dict[str, str]:
         return {one["shard"]: one["state"] for one in Fleet(server).get("/fleet")["members"]}
@@ -744,8 +747,8 @@ async def test_a_worker_that_is_drained_lets_its_sessions_end_and_stops(
             assert shard_of(str(fork.eid)) == chosen and (await fork.step({"n": 1})).observation["n"] == 2
             for client in (fork, *own):
                 await client.close()
-            told, _ = await asyncio.to_thread(draining.communicate, None, GIVE_UP_S)
-            last = json.loads(told.splitlines()[-1])
+            output, _ = await asyncio.to_thread(draining.communicate, None, GIVE_UP_S)
+            last = json.loads(output.splitlines()[-1])
             assert (last["state"], last["drained"], last["directory"]) == ("down", True, str(tmp_path))
             assert draining.returncode == 0 and len(Fleet(server).pids) == WORKERS - 1
             assert states() == {shard: "down" if shard == chosen else "up" for shard in shards}

@@ -79,7 +79,7 @@ async def test_a_lost_socket_is_replaced_at_the_member_that_has_the_sessions() -
 async def test_sessions_end_at_once_where_no_socket_reaches_their_member_and_it_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Told:
+    class FakeLosses:
         def __init__(self, address: str, headers: Any) -> None:
             assert address == peer.url.replace("http", "ws")
 
@@ -91,7 +91,7 @@ async def test_sessions_end_at_once_where_no_socket_reaches_their_member_and_it_
         async def aclose(self) -> None: ...
 
     asked: list[None] = []
-    monkeypatch.setattr(driver, "Losses", Told)
+    monkeypatch.setattr(driver, "Losses", FakeLosses)
     async with peered(member="a" * 12) as peer, Connection(peer.url, backoff=FAST) as connection:
         client = ErrataClient[Any, Any, Any](connection=connection)
         await client.reset()

@@ -29,7 +29,7 @@ class Scripted:
     async def aclose(self) -> None: ...
 
 
-def told(*answers: Any) -> Losses:
+def losses_from(*answers: Any) -> Losses:
     made = Losses("http://localhost", {})
     made._fleet = Fleet(Scripted(*answers))
     return made
@@ -37,7 +37,7 @@ def told(*answers: Any) -> Losses:
 
 async def test_only_a_member_that_is_lost_ends_sessions_and_members_are_read_once_for_a_while() -> None:
     states = ("lost", "down", "draining", "up")
-    found = told([Endpoint(name, "http://h", state) for name, state in zip(NAMES, states, strict=True)])  # type: ignore[arg-type]
+    found = losses_from([Endpoint(name, "http://h", state) for name, state in zip(NAMES, states, strict=True)])  # type: ignore[arg-type]
     error = await found.of(NAMES[0])
     assert isinstance(error, SessionLost) and NAMES[0] in error.message
     for other in (*NAMES[1:], "eeeeeeeeeeee", None, 5, ["a"]):
@@ -47,5 +47,5 @@ async def test_only_a_member_that_is_lost_ends_sessions_and_members_are_read_onc
 async def test_what_cannot_be_read_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "FRESH_S", 0.0)
     lost = [Endpoint(NAMES[0], "http://h", "lost")]
-    found = told(ConnectionError(), NotSupported("no /fleet"), TimeoutError(), lost, ConnectionError())
+    found = losses_from(ConnectionError(), NotSupported("no /fleet"), TimeoutError(), lost, ConnectionError())
     assert [await found.of(NAMES[0]) is not None for _ in range(5)] == [False, False, False, True, True]

@@ -17,7 +17,7 @@ from errata_protocol.shards import named
 from errata_server.cli import commands, data_dirs
 from errata_server.cli import workers as shown
 from errata_server.fleet.board import RECENT_SIDS, Board, Phase
-from errata_server.fleet.drain import COUNT_S, QUIET_S, Drain, told
+from errata_server.fleet.drain import COUNT_S, QUIET_S, Drain, workers_of
 from errata_server.fleet.member import Member, Plan
 from errata_server.fleet.routes import NO_SOLE, Sole, of_request
 from errata_server.fleet.supervisor import _Supervisor
@@ -78,7 +78,7 @@ def test_a_worker_that_drains_ends_once_it_has_had_no_session_for_a_while(fleet:
     assert fleet.states == ["up", "draining", "up"]
     fleet.left[1] = 1
     fleet.beat(1, 10 * QUIET_S)
-    assert told(fleet.members[2])[1]["sessions_left"] == 1
+    assert workers_of(fleet.members[2])[1]["sessions_left"] == 1
     fleet.left[1] = 0
     fleet.beat(1)
     fleet.beat(1, QUIET_S / 2)
@@ -90,10 +90,10 @@ def test_a_worker_that_drains_ends_once_it_has_had_no_session_for_a_while(fleet:
     fleet.beat(1, QUIET_S)
     fleet.beat(1, QUIET_S)
     assert fleet.stopped == [1], "it is stopped once"
-    assert fleet.states == ["up", "down", "up"] and not told(fleet.members[0])[1]["drained"]
+    assert fleet.states == ["up", "down", "up"] and not workers_of(fleet.members[0])[1]["drained"]
     fleet.board.drain(1, Phase.ENDED, 0)
-    assert [one["drained"] for one in told(fleet.members[0])] == [False, True, False]
-    assert told(fleet.members[0])[1]["directory"].endswith("/1")
+    assert [one["drained"] for one in workers_of(fleet.members[0])] == [False, True, False]
+    assert workers_of(fleet.members[0])[1]["directory"].endswith("/1")
 
 
 def test_a_worker_that_is_killed_while_it_drains_goes_on_draining(fleet: Fleet) -> None:

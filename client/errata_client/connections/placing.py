@@ -7,10 +7,8 @@ import asyncio
 from errata_protocol.shards import Placement
 
 from ..fleet import Endpoint, Fleet
+from ..fleet.losses import FRESH_S
 from .dialing import Dial
-
-FRESH_S = 5.0
-"""Age up to which what is known of the members is used, seconds."""
 
 
 class Places:

@@ -12,7 +12,6 @@ from .fleet import Fleet
 FRESH_S = 5.0
 """Age up to which what is known of the members is used, seconds."""
 
-
 ASK_S = 5.0
 """How long the members may take to be read, seconds."""
 

@@ -1,7 +1,7 @@
 """Bounds how fast long messages are read, so that those who send them leave the event loop to others.
 
-Reading a message of 16 MiB takes the loop about half a second, a piece at a time. A client that sends one after the
-other would take half of it for as long as it likes.
+To read a message takes the loop a time that grows with its size, a piece after the other. A client that sends one long
+message after the other would have a large part of the loop's time for as long as it likes.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Acceptor:
             assert waiting.task is not None
             self._unplaced.discard(waiting.task)
         owner, pairs = of_head(head, member.names, member.sole), member.plan.inboxes
-        if owner is None or member.plan.board.is_drained(owner):  # whoever gets it answers what is to be said
+        if owner is None or member.plan.board.is_drained(owner):  # any worker answers MISDIRECTED for a drained one
             owner, pairs = member.plan.board.place(member.worker), member.plan.placed
         if owner == member.worker:
             self._take(connection, self._serve)

@@ -22,12 +22,11 @@ QUIET_S = 5.0
 """How long a worker that drains has to be without sessions before it ends, seconds: a client whose socket was lost, or
 whose worker was killed, comes back within that time."""
 
-
 COUNT_S = 1.0
 """Time between two counts of the sessions that are left, seconds."""
 
 
-def told(member: Member) -> list[dict[str, Any]]:
+def workers_of(member: Member) -> list[dict[str, Any]]:
     """Return what ``errata fleet`` shows of each worker."""
     board, plan = member.plan.board, member.plan
     return [

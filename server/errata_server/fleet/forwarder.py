@@ -35,7 +35,7 @@ from ..journal.base import Journal
 from ..runtime import metrics
 from ..runtime.fleet import PASSED_ON
 from ..runtime.runtime import Runtime
-from .drain import Drain, told
+from .drain import Drain, workers_of
 from .elsewhere import PATH as ELSEWHERE
 from .events import MergedEvents, cursors_of
 from .logins import SharedLogins, StoredLogins
@@ -435,7 +435,7 @@ class Arrivals:
             close = self._member.close_here[asked["environment"]]
             return {"closed": await close(asked["group"], asked["principal"])}
         if path == "/fleet/workers":
-            return {"workers": told(self._member)}
+            return {"workers": workers_of(self._member)}
         if path == "/fleet/drain":
             return await self._drain.ask(asked["shard"])
         sids = [MULTIPLEXED + sid for sid in asked["sids"]]

@@ -212,8 +212,8 @@ class Member:
         Raises:
             Misdirected: It has been drained.
         """
-        if self.plan.board.is_drained(worker):
-            raise Misdirected(self.plan.names[worker])
+        if (shard := self.absent(worker)) is not None:
+            raise Misdirected(shard)
 
     def absent(self, worker: int) -> str | None:
         """Return the shard of a worker that has been drained; None for one that has not."""

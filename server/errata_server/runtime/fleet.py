@@ -95,10 +95,10 @@ class EpisodesElsewhere(Protocol):
         Args:
             eid: The episode.
             principal: Owner of the episode.
-            key: As in `parent`.
+            key: Read key that has to open the episode; None for a reader that reads all of its principal's.
 
         Raises:
-            UnknownEpisode: As in `parent`.
+            UnknownEpisode: There is no such episode of this principal, or the key does not open it.
         """
 
     def deleting(self, eid: str) -> AbstractAsyncContextManager[bool]:
