@@ -59,6 +59,19 @@ async def test_files_without_a_name_count(namespace_backend: NamespaceBackend, p
     assert (await box.run("echo on")).stdout == "on\n"
 
 
+def children(pid: int) -> list[int]:
+    """Return the pids of a process's children, those of its first thread."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def write_to_disk(path: Path, size_bytes: int) -> None:
+    """Write a file of zeros, and wait until the disk has it."""
+    with path.open("wb") as file:
+        file.write(bytes(size_bytes))
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @pytest.mark.sandbox
 async def test_a_command_that_has_not_begun_answers_for_no_growth_of_the_disk(
     namespace_backend: NamespaceBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -77,20 +90,17 @@ async def test_a_command_that_has_not_begun_answers_for_no_growth_of_the_disk(
     await until(lambda: len(namespace_backend.runners._ready) > 0)
     with namespace_backend.runners._lock:  # a thread adds further ones
         ready = list(namespace_backend.runners._ready)
-    waiting = [
-        int(child)
-        for runner in ready
-        for child in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
-    ]
+    await until(lambda: all(children(runner.pid) for runner in ready))  # a runner is announced before its init forks
+    waiting = [child for runner in ready for child in children(runner.pid)]
     for child in waiting:
         os.kill(child, signal.SIGSTOP)
-    task = asyncio.create_task(box.run("echo ok"))
+    task = asyncio.create_task(box.run("echo ok", timeout_s=600.0))  # a busy disk takes long to write
     try:
         await until(lambda: counts > 0)
-        (tmp_path / "of-another-program").write_bytes(bytes(2 * SMALL.disk_bytes))
-        os.sync()
+        await asyncio.to_thread(write_to_disk, tmp_path / "of-another-program", 2 * SMALL.disk_bytes)
         seen = counts
         await until(lambda: counts > seen + 3 or task.done())
+        assert not task.done(), task.result()
     finally:
         for child in waiting:
             with contextlib.suppress(ProcessLookupError):
