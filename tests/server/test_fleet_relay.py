@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import threading
 from itertools import pairwise
 from types import SimpleNamespace
@@ -17,9 +19,10 @@ from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.json_text import MAX_VALUES
 from errata_server.fleet import relay as relays
+from errata_server.fleet.board import Board
 from errata_server.fleet.limits import count_of, shared_settings
 from errata_server.fleet.relay import SPLIT_BYTES, Relay, resume_of, split
-from errata_server.fleet.supervisor import LONGEST_PAUSE_S, STEADY_S, Backoff
+from errata_server.fleet.supervisor import LONGEST_PAUSE_S, STEADY_S, Backoff, WorkerEnded, _Supervisor
 from errata_server.fleet.worker import Worker
 from errata_server.settings import Settings
 
@@ -279,6 +282,24 @@ def test_a_worker_that_ends_at_once_starts_later_each_time() -> None:
     pauses = [backoff.pause_s(0.1) for _ in range(12)]
     assert pauses[0] == 0.0 and pauses[1] == 0.1 and pauses == sorted(pauses) and pauses[-1] == LONGEST_PAUSE_S
     assert backoff.pause_s(STEADY_S) == 0.0, "one that has run for long starts again at once"
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "by-itself"])
+def test_only_an_error_of_its_own_at_the_first_start_of_a_worker_ends_the_server(
+    killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board(2)
+    board.start(0)
+    supervisor = _Supervisor(SimpleNamespace(names=("a", "b"), board=board))  # type: ignore[arg-type]
+    supervisor._running[1].pid = 7
+    ended = [(7, signal.SIGKILL if killed else 1 << 8), (0, 0)]  # as wait(2) encodes a signal and a status
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: ended.pop(0))
+    if killed:
+        supervisor._reap()
+        assert supervisor._due() == [0, 1]
+    else:
+        with pytest.raises(WorkerEnded):
+            supervisor._reap()
 
 
 def test_workers_are_a_number_or_auto() -> None:

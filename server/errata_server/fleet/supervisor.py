@@ -281,7 +281,7 @@ class _Supervisor:
         """Note which workers have ended, and when each is started again.
 
         Raises:
-            WorkerEnded: One has never served.
+            WorkerEnded: One has ended by itself and has never served.
         """
         while True:
             try:
@@ -299,7 +299,7 @@ class _Supervisor:
             if self._plan.board.is_drained(number):
                 self._end(number)
                 continue
-            if not self._plan.board.has_started(number):
+            if code != -signal.SIGKILL and not self._plan.board.has_started(number):  # killed: no error of its own
                 raise WorkerEnded(code if code > 0 else 1)
             pause = one.backoff.pause_s(now - one.since)
             one.due = now + pause
