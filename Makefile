@@ -7,7 +7,7 @@ TIERS ?= 0 1
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer verl demo test test-stress test-full test-unprivileged suites openenv-source chaos-long fuzz soak simulate pictures check bench bench-quick lock clean
+.PHONY: help setup base trainer verl demo test test-stress test-full test-unprivileged suites openenv-source chaos-long chaos-fleet fuzz soak simulate pictures check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,9 +55,13 @@ pictures: base ## take the pictures of the viewer in the documents anew; needs r
 SESSIONS := 2000
 KILLS := 20
 SECONDS := 420
+LONG_STORM = $(PYTHON_BIN) -m tests.chaos.storm --sessions $(SESSIONS) --at-once 192 --sockets 8 --kills $(KILLS) \
+	--seconds $(SECONDS) --calmer 2 --recover-s 300 $(if $(SEED),--seed $(SEED))
 chaos-long: base ## the same on SESSIONS=2000 sandboxes with KILLS=20 in SECONDS=420 and longer; needs root; SEED=n repeats
-	@$(PYTHON_BIN) -m tests.chaos.storm --sessions $(SESSIONS) --at-once 192 --sockets 8 --kills $(KILLS) \
-		--seconds $(SECONDS) --calmer 2 --recover-s 300 $(if $(SEED),--seed $(SEED))
+	@$(LONG_STORM)
+
+chaos-fleet: setup ## likewise on counters at 4 workers; KILLS of them are killed, and 2 times their supervisor
+	@$(LONG_STORM) --target tests.chaos.environments:TaggedCounter --workers 4 --supervisor-kills 2
 
 fuzz: setup ## 100,000 mutated frames into the multiplexed door; SEED=n draws others
 	@ERRATA_FUZZ_FRAMES=100000 ERRATA_FUZZ_SEED=$(or $(SEED),0) $(PYTEST) -s tests/server/test_mux_fuzz_door.py

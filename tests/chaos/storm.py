@@ -5,6 +5,7 @@ shows on its own: counter < k, an acknowledged step was lost; counter > k, one a
 of another request.
 
 python -m tests.chaos.storm --sessions 2000 --kills 20 --seconds 600      (as root, from the root of the repository)
+python -m tests.chaos.storm --target tests.chaos.environments:TaggedCounter --workers 4 --kills 20 --supervisor-kills 2
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import argparse
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
+import os
 import random
 import secrets
 import signal
@@ -25,6 +28,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx
+from openenv.core import GenericEnvClient
+from websockets.exceptions import WebSocketException
 
 from errata_client import Backoff, Connection, ErrataClient
 from errata_protocol.errors import ErrataError, ServiceError
@@ -40,6 +47,10 @@ SAMPLED = 0.05
 """Share of the deliveries whose bytes are compared with state(t)."""
 NO_EFFECT = frozenset({"SANDBOX_FAILED", "JOURNAL_UNAVAILABLE"})
 """What a full disk may answer: the session stands where it stood."""
+
+STOCK = 8
+"""Clients of OpenEnv that play at the same time."""
+STOCK_STEPS = 50
 
 Client = ErrataClient[Any, Any, Any]
 
@@ -65,6 +76,12 @@ def tagged_reply(observation: dict[str, Any]) -> tuple[int, int]:
     return int(observation["text"]), int(observation["n"])
 
 
+class Unaware(Connection):
+    """A connection of a client that knows no fleet: each of its sockets arrives anywhere."""
+
+    _member = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to do.
@@ -75,7 +92,9 @@ class Plan:
         sockets: On how many connections.
         at_once: How many of them have a step under way.
         seconds: How long faults are done, opening and the last steps not counted.
-        kills: How often the server is killed with -9 meanwhile.
+        kills: How often the server is killed with -9 meanwhile, or one of its workers where it has several.
+        workers: Processes that serve. With several, clients of OpenEnv play too, and other faults hit one of them.
+        supervisor_kills: How often all of several workers are killed with their supervisor.
         calmer: Other faults for each kill.
         recover_s: How long the last step of every session may take.
         seed: Of all that is drawn: it gives the same faults again, and not the same run.
@@ -87,6 +106,8 @@ class Plan:
     at_once: int = 48
     seconds: float = 60.0
     kills: int = 4
+    workers: int = 1
+    supervisor_kills: int = 0
     calmer: int = 3
     recover_s: float = 120.0
     seed: int = field(default_factory=lambda: secrets.randbits(32))
@@ -107,6 +128,8 @@ class Report:
         stalled: Times that nothing was answered for `Plan.recover_s` with the server up.
         unacknowledged: Refusals and rolled-back failures, by code; nothing acted.
         compared: Deliveries that were compared with state(t).
+        stock_steps: Steps that were answered to clients of OpenEnv, whose episodes end with their sockets.
+        stock_ended: How their episodes ended, by the type of the error.
         faults: What was done how often.
         log: Errors in the servers' logs.
         seconds: From the first open to the last answer.
@@ -124,6 +147,8 @@ class Report:
     stalled: int = 0
     unacknowledged: Counter[str] = field(default_factory=Counter)
     compared: int = 0
+    stock_steps: int = 0
+    stock_ended: Counter[str] = field(default_factory=Counter)
     resumes: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     log: list[str] = field(default_factory=list)
@@ -188,6 +213,7 @@ class Storm:
         self._over = False
         self._since = 0
         self._server: ServerProcess | None = None
+        self._stock_episodes: dict[str, int] = {}
         shell = plan.target == "terminal"
         self._action, self._reply = (shell_step, shell_reply) if shell else (tagged_step, tagged_reply)
 
@@ -195,20 +221,23 @@ class Storm:
         """Do it all."""
         began = time.monotonic()
         url = await self._proxy.start()
-        connections = [self._connection(url) for _ in range(self.plan.sockets)]
+        connections = [self._connection(url, Unaware if n % 2 else Connection) for n in range(self.plan.sockets)]
         try:
             await self._start()
             for connection in connections:
                 await connection.connect()
             await self._open(connections)
             drivers = [asyncio.create_task(self._drive()) for _ in range(self.plan.at_once)]
+            players = [asyncio.create_task(self._play_stock(url, n)) for n in range(STOCK * (self.plan.workers > 1))]
             await self._fail_for_a_while()
             self._over = True
             self._proxy.calm()
             calm = time.monotonic()
             await self._rest(drivers)
+            await asyncio.gather(*players)
             self.report.recovered_s = round(time.monotonic() - calm, 1)
             await self._compare()
+            await asyncio.to_thread(self._compare_stock)
         finally:
             try:
                 for connection in connections:
@@ -222,8 +251,8 @@ class Storm:
         self.report.seconds = round(time.monotonic() - began, 1)
         return self.report
 
-    def _connection(self, url: str) -> Connection:
-        return Connection(
+    def _connection(self, url: str, kind: type[Connection]) -> Connection:
+        return kind(
             url,
             websocket_ping_interval_s=4.0,
             websocket_ping_timeout_s=6.0,
@@ -317,6 +346,50 @@ class Storm:
         live = [load for load in self._loads if not load.over]
         await asyncio.gather(*(one(load, t, sha) for load in live for t, sha in load.sampled.items()))
 
+    async def _play_stock(self, url: str, player: int) -> None:
+        """Play short episodes with a client of OpenEnv, the next one when a fault has ended one."""
+        for episode in itertools.count():
+            if self._over:
+                return
+            name, n = f"stock-{player}-{episode}", 0
+            try:
+                async with GenericEnvClient(base_url=url, connect_timeout_s=30.0, message_timeout_s=30.0) as client:
+                    await client.reset(episode_id=name)
+                    while not self._over and n < STOCK_STEPS:
+                        self._stock_episodes[name] = n
+                        n += 1
+                        said, counter = self._reply((await client.step(self._action(n))).observation)
+                        # It may have lost its socket before this step, and opened another one without an error.
+                        if counter == 1 and (n > 1 or (await client.state())["episode_id"] != name):
+                            self.report.stock_ended["connected again"] += 1
+                            n -= 1
+                            break
+                        self.report.misplaced += said != n
+                        self.report.lost += counter < n
+                        self.report.twice += counter > n
+                        self.report.stock_steps += 1
+                    self._stock_episodes[name] = n
+            except (OSError, RuntimeError, WebSocketException) as error:  # a timeout is an OSError
+                self.report.stock_ended[type(error).__name__] += 1
+                await asyncio.sleep(0.2)
+
+    def _compare_stock(self) -> None:
+        """Compare what clients of OpenEnv had answered with the journal, which may have one step more."""
+        assert self._server is not None
+        found: dict[str, int] = {}
+        cursor: dict[str, str] = {}
+        while self._stock_episodes:
+            answer = httpx.get(f"{self._server.url}/episodes", params={"limit": 500, **cursor}, timeout=PATIENCE_S)
+            answer.raise_for_status()
+            page = answer.json()
+            found |= {one["episode_id"]: one["deliveries"] for one in page["episodes"]}
+            if page["next"] is None:
+                break
+            cursor = {"cursor": page["next"]}
+        for name, steps in self._stock_episodes.items():
+            self.report.lost += found.get(name, 0) < steps + 1
+            self.report.twice += found.get(name, 0) > steps + 2
+
     # -- faults -----------------------------------------------------------------------------------------------------
 
     async def _fail_for_a_while(self) -> None:
@@ -325,7 +398,7 @@ class Storm:
             self._cut, self._half_open, self._tear, self._drip, self._delay, self._stop_and_continue, self._hand_over,
             self._kill_at_once, self._cut,
         ]  # fmt: skip
-        kills = [self._kill] * self.plan.kills
+        kills = [self._kill] * self.plan.kills + [self._kill_supervisor] * self.plan.supervisor_kills
         rest = (others * (self.plan.kills * self.plan.calmer // len(others) + 1))[: self.plan.kills * self.plan.calmer]
         faults = kills + rest
         self._chance.shuffle(faults)
@@ -336,14 +409,20 @@ class Storm:
             await fault()
 
     async def _start(self) -> None:
-        self._server = await started(self.plan.target, self._data_dir, "--max-sessions", "20000")
+        several = ("--workers", str(self.plan.workers)) if self.plan.workers > 1 else ()
+        self._server = await started(self.plan.target, self._data_dir, "--max-sessions", "20000", *several)
         self._since = self.report.acknowledged
         self._proxy.upstream = int(self._server.url.rsplit(":", 1)[1])
 
     def _ended(self) -> None:
         assert self._server is not None
         self._proxy.upstream = None
-        self.report.log += [line.strip() for line in self._server.log if "ERROR" in line or "Traceback" in line]
+        told = False
+        for line in self._server.log:
+            # What follows an error is told with it, up to the next line with a time.
+            told = "ERROR" in line or "Traceback" in line or (told and not line.startswith("20"))
+            if told:
+                self.report.log.append(line.strip())
 
     async def _kill(self) -> None:
         """Kill the server under load: where nothing went on since the last start, nothing could be lost."""
@@ -352,13 +431,44 @@ class Storm:
 
     async def _kill_at_once(self) -> None:
         """Kill the server, perhaps while its sessions still come back."""
+        if self.plan.workers > 1:
+            await self._kill_worker()
+            return
         self.report.faults["kill -9"] += 1
         await self._kill_server()
         await self._start()
 
+    async def _kill_worker(self) -> None:
+        """Kill one of the workers, and wait until its supervisor has started it again."""
+        self.report.faults["kill -9 of a worker"] += 1
+        victim = self._chance.choice(await self._all_workers())
+        self._since = self.report.acknowledged
+        os.kill(victim, signal.SIGKILL)
+        while victim in self._workers():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    async def _kill_supervisor(self) -> None:
+        """Kill the supervisor under load, with which its workers die, and start it again as a service manager does."""
+        await self._progress()
+        self.report.faults["kill -9 of the supervisor"] += 1
+        await self._kill_server()
+        await self._start()
+
+    def _workers(self) -> list[int]:
+        """Return the process ids of the workers that run."""
+        assert self._server is not None
+        pid = self._server.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def _all_workers(self) -> list[int]:
+        """Return the process ids of all workers, once all run."""
+        while len(found := self._workers()) < self.plan.workers:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return found
+
     async def _progress(self) -> None:
-        """Wait until every driver can have had a reply since the last start."""
-        goal = self._since + self.plan.at_once
+        """Wait until every driver can have had two replies since the last start: the first may be of a step before."""
+        goal = self._since + 2 * self.plan.at_once
         end = time.monotonic() + self.plan.recover_s
         while self.report.acknowledged < goal and self._any_left():
             if time.monotonic() > end:
@@ -371,7 +481,10 @@ class Storm:
 
     async def _kill_server(self) -> None:
         assert self._server is not None
+        workers = self._workers() if self.plan.workers > 1 else []
         await asyncio.to_thread(self._server.kill)
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         self._ended()
         self._on_killed()
 
@@ -403,9 +516,11 @@ class Storm:
     async def _stop_and_continue(self) -> None:
         self.report.faults["SIGSTOP"] += 1
         assert self._server is not None
-        self._server.process.send_signal(signal.SIGSTOP)
+        several = self.plan.workers > 1
+        stopped = self._chance.choice(await self._all_workers()) if several else self._server.process.pid
+        os.kill(stopped, signal.SIGSTOP)
         await asyncio.sleep(self._chance.choice([0.2, 1.0, 3.0, 12.0]))  # the last one is longer than pings wait
-        self._server.process.send_signal(signal.SIGCONT)
+        os.kill(stopped, signal.SIGCONT)
 
     async def _fill_disk(self) -> None:
         self.report.faults["disk full"] += 1

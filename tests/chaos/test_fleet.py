@@ -39,6 +39,8 @@ from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
 from errata_server.runtime.shard_dirs import name_of, shards
 
+from .storm import Unaware
+
 pytestmark = pytest.mark.timeout(600)
 
 TARGET = "tests.server.environments:CountEnvironment"
@@ -150,12 +152,6 @@ async def played_plain(url: str, count: int, steps: int) -> list[str]:
     return [await played(ErrataClient[Any, Any, Any](url, mux=False), steps) for _ in range(count)]
 
 
-class Unaware(Connection):
-    """A connection of a client that knows no fleet: each of its sockets arrives anywhere."""
-
-    _member = None  # type: ignore[assignment]
-
-
 def shard_names(data_dir: Path) -> list[str]:
     return [(directory / "shard").read_text().strip() for directory in shards(data_dir, WORKERS)]
 
@@ -207,36 +203,6 @@ def test_every_step_acts_once_though_workers_are_killed(fleet: Fleet, data_dir: 
     assert found == dict.fromkeys(eids, STEPS + 1), "no episode is missing, and none was begun twice"
     named = {re.fullmatch(r"ep_sh-([a-z0-9]{12})-.+", eid)[1] for eid in eids}  # type: ignore[index]
     assert named <= set(shard_names(data_dir)) and len(named) > 1
-
-
-@pytest.mark.chaos
-def test_every_step_acts_once_though_the_supervisor_is_killed(tmp_path: Path) -> None:
-    """A service manager starts it again at the same address; its workers have died with it.
-
-    While nobody listens, a client on a plain socket gets the refused connection as its error, as one of OpenEnv does.
-    """
-
-    def started(*options: str) -> ServerProcess:
-        return ServerProcess(TARGET, tmp_path, "--workers", str(WORKERS), "--no-fsync", *options, start_s=120)
-
-    servers = [started()]
-    url = servers[0].url
-    port = url.rpartition(":")[2]
-
-    async def strike() -> None:
-        for _ in range(2):
-            pids = Fleet(servers[-1]).pids
-            servers[-1].kill()
-            await asyncio.to_thread(until, lambda pids=pids: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-            servers.append(await asyncio.to_thread(started, "--port", port))
-
-    try:
-        eids = asyncio.run(stormed(url, strike, plain=0))
-        found = {one["eid"]: one["deliveries"] for one in Fleet(servers[-1]).episodes()}
-        assert found == dict.fromkeys(eids, STEPS + 1) and [server.url for server in servers] == [url] * 3
-    finally:
-        servers[-1].stop()
-    assert len(list((tmp_path / "shards" / "sockets").iterdir())) == WORKERS, "sockets of the killed are replaced"
 
 
 @pytest.mark.storm
