@@ -158,7 +158,7 @@ def test_a_worker_that_drains_gets_no_connections_and_opens_nothing(fleet: Fleet
 
 def test_the_environments_with_one_instance_move_to_the_next_worker(fleet: Fleet) -> None:
     for member in fleet.members:
-        assert member.sole is NO_SOLE
+        assert member.sole == NO_SOLE
         capacity = member.capacity("maze", 1)
         member.capacity("count", 8)
         member.serve(["maze", "count"])

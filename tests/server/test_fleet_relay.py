@@ -309,12 +309,10 @@ def test_workers_are_a_number_or_auto() -> None:
             count_of(text)
 
 
-def test_limits_are_shared_out_and_what_is_not_shared_is_refused() -> None:
-    shared = shared_settings(Settings(retention_max_bytes=1000), 4, web=False)
+def test_limits_are_shared_out() -> None:
+    shared = shared_settings(Settings(retention_max_bytes=1000), 4)
     assert (shared.max_threads, shared.retention_max_bytes) == (256, 250)
     assert shared.max_unfinished_bytes == shared.max_frame, "a message of the largest size has to fit"
-    with pytest.raises(InvalidRequest, match="--workers 1"):
-        shared_settings(Settings(), 4, web=True)
 
 
 def test_containers_which_belong_to_one_process_are_refused() -> None:

@@ -117,6 +117,18 @@ def test_an_environment_with_one_instance_may_be_at_the_root() -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["/web", "/web/", "/maze/web/step", "/web/gradio_api/queue/data", "/ws/ui", "/maze/ws/ui"]
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_the_pages_are_at_one_worker_whatever_they_name(method: str, path: str) -> None:
+    sole = Sole(frozenset(), 1)
+    assert of_request(method, path, f"session_id={SID}", NAMES, sole) == Of(1)
+    assert of_head(f"{method} {path}?x=1 HTTP/1.1\r\n".encode(), NAMES, sole) == 1
+    for other in ("/website", "/maze/webs/x", "/ws", "/", "/maze"):
+        assert of_request(method, other, "", NAMES, sole) == ANYWHERE
+
+
+@pytest.mark.parametrize(
     ("head", "shard"),
     [
         (f"GET /ws?session_id={SID} HTTP/1.1\r\nHost: x\r\n", 2),

@@ -96,7 +96,7 @@ class Fleet:
         if worker is None:
             return
         own = Settings(data_dir=worker.join(), fsync=False)
-        runtime = RUNTIMES.shared(fleet.shared_settings(checked_settings(own, bind), WORKERS, web=False))
+        runtime = RUNTIMES.shared(fleet.shared_settings(checked_settings(own, bind), WORKERS))
         app = make(runtime)
         app.add_middleware(_Counted, worker=worker.member.worker)
 

@@ -164,9 +164,9 @@ def create_app(
         volatile=volatile,
         detect=detect,
     )
-    if os.getenv("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes"):
-        os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # its analytics call other hosts and wait for them
-        from .web import add_web_interface  # imports gradio, which takes seconds
+    if web_is_wanted():
+        import_web()
+        from .web import add_web_interface
 
         add_web_interface(
             app,
@@ -178,6 +178,17 @@ def create_app(
             title_override=title_override,
         )
     return app
+
+
+def web_is_wanted() -> bool:
+    """Return whether upstream's web interface is to be served: ``ENABLE_WEB_INTERFACE`` is set."""
+    return os.getenv("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes")
+
+
+def import_web() -> None:
+    """Import what serves the web interface, gradio above all, which takes seconds."""
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # its analytics call other hosts and wait for them
+    from . import web  # noqa: F401
 
 
 @asynccontextmanager

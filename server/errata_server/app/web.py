@@ -66,6 +66,7 @@ class SessionWebManager(upstream.WebInterfaceManager):  # type: ignore[misc]  # 
         self._session: Session | None = None
         self._opening = FairLock()
         self._state: dict[str, Any] | None = None
+        server.runtime.pages.add(self)
 
     async def reset_environment(self, reset_kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Reset the pages' session and return the payload of the reset, in upstream's form.
@@ -160,7 +161,8 @@ class SessionWebManager(upstream.WebInterfaceManager):  # type: ignore[misc]  # 
         try:
             reply: Reply = await sessions.admit(session, request, self)
         except SessionLost:
-            self._session = None  # the next call opens another
+            if self._session is session:
+                await self._end()  # the next call opens another
             raise
         payload: dict[str, Any] = json.loads(reply.payload)
         self._state = await sessions.state(session)
@@ -169,13 +171,38 @@ class SessionWebManager(upstream.WebInterfaceManager):  # type: ignore[misc]  # 
 
     async def _page_session(self) -> Session:
         async with self._opening:
-            if self._session is None or self._session.closed or self._session.lost is not None:
+            if self._session is not None and (self._session.closed or self._session.lost is not None):
+                await self._end()
+            if self._session is None:
                 tokens = self._server.runtime.settings.tokens
                 owner = principal_of(tokens[0]) if tokens else None
                 self._session = await self._server.sessions.open(principal=owner, capacity=Capacity(None))
                 self._server.sessions.lifetime.attach(self._session, self)
                 self._shown.session = self._session
             return self._session
+
+    @property
+    def is_used(self) -> bool:
+        """See `errata_server.runtime.pages.PageSession`, as for `leave`."""
+        return self._session is not None or bool(self.connected_clients)
+
+    async def leave(self) -> None:
+        connected = list(self.connected_clients)
+        self.connected_clients.clear()
+        self.episode_state = upstream.EpisodeState(
+            episode_id=None, step_count=0, current_observation=None, action_logs=[]
+        )
+        await self._end()
+        for websocket in connected:
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it has been closed
+                await websocket.close(1012)
+
+    async def _end(self) -> None:
+        """Close the pages' session, if there is one, after what runs on it."""
+        session, self._session, self._state = self._session, None, None
+        if session is not None:
+            session.closing = True
+            await self._server.sessions.lifetime.detach(session, self)
 
     def _alias(self) -> str | None:
         alias = (self._state or {}).get("episode_id")

@@ -240,7 +240,7 @@ def serve(
         from .. import fleet
 
         if (count := fleet.count_of(workers)) > 1:
-            settings = fleet.shared_settings(settings, count, web=web)
+            settings = fleet.shared_settings(settings, count)
     if check:
         server.checked_settings(settings, bind)
         log.say("the settings are valid; the environments were not loaded")

@@ -1,4 +1,4 @@
-"""The settings of one worker: limits are those of the whole server, and what is not shared yet is refused."""
+"""The settings of one worker: limits are those of the whole server."""
 
 from __future__ import annotations
 
@@ -24,23 +24,13 @@ def count_of(text: str) -> int:
     return int(text)
 
 
-def shared_settings(settings: Settings, workers: int, *, web: bool) -> Settings:
+def shared_settings(settings: Settings, workers: int) -> Settings:
     """Return the settings of each of several workers.
 
     Args:
         settings: Those of the server.
         workers: Number of workers, more than one.
-        web: Whether OpenEnv's web interface is asked for.
-
-    Raises:
-        InvalidRequest: Something is set that several workers do not share yet.
     """
-    web = web or os.environ.get("ENABLE_WEB_INTERFACE", "false").lower() in ("true", "1", "yes")
-    alone = {
-        "OpenEnv's web interface has one session": web,
-    }
-    for why in (text for text, is_set in alone.items() if is_set):
-        raise InvalidRequest(f"{why}, so it cannot be used with --workers {workers}: use --workers 1, or leave it out")
     retention = settings.retention_max_bytes
     return settings.model_copy(
         update={

@@ -28,7 +28,7 @@ from .board import Board, Phase
 from .elsewhere import FORKED, Elsewhere
 from .origin import passed_on
 from .relay import Relay
-from .routes import NO_SOLE, Sole, of_id
+from .routes import Sole, of_id
 
 ASK_S = 30.0
 """How long the answer of another worker is waited for, seconds: it may be starting again."""
@@ -242,11 +242,10 @@ class Member:
 
     @property
     def sole(self) -> Sole:
-        """The environments with one instance. Their sessions are at the first worker that takes new sessions."""
-        if not self.places:
-            return NO_SOLE
-        phases = [self.plan.board.phase(worker) for worker in range(len(self.plan.names))]
-        return Sole(self.places, phases.index(Phase.SERVES) if Phase.SERVES in phases else self.worker)
+        """What is at one worker: the first that takes new sessions."""
+        board = self.plan.board
+        serving = (worker for worker in range(len(self.plan.names)) if board.phase(worker) is Phase.SERVES)
+        return Sole(self.places, next(serving, self.worker))
 
     async def all_started(self) -> None:
         """Wait until each worker has started once."""

@@ -59,7 +59,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Sole:
-    """The environments with one instance: their sessions are all at one worker, so that there is one in the fleet.
+    """What is at one worker: sessions of environments with one instance, and OpenEnv's pages, which have one session.
 
     Args:
         places: Paths at which these environments are served; "" for the root.
@@ -70,19 +70,23 @@ class Sole:
     home: int
 
     def of(self, path: str) -> int | None:
-        """Return the worker of a path at which such an environment's sessions are opened; None for other paths."""
+        """Return the worker of a page, or of a path at which such an environment's sessions are opened; else None."""
+        if _PAGES.fullmatch(path):
+            return self.home
         found = _SESSIONS.fullmatch(path) if self.places else None
         return self.home if found is not None and found["place"] in self.places else None
 
 
 Route = Anywhere | Of | Merged | Refused
 ANYWHERE = Anywhere()
-NO_SOLE = Sole(frozenset(), 0)
+NO_SOLE = Sole(frozenset(), FIRST)
 
 _EPISODES = re.compile(r"(?:/[^/]+)?/episodes(?:/(?P<eid>[^/]*)(?:/.*)?)?")
 _SHARED = re.compile(r"(?:/[^/]+)?/(?P<what>metrics|ready)")
 _SOCKET = re.compile(r"(?:/[^/]+)?/ws")
 _SESSIONS = re.compile(r"(?P<place>(?:/[^/]+)?)/(?:ws|mcp|reset|step|state|harness)(?:/.*)?")
+_PAGES = re.compile(r"(?:/[^/]+)?/(?:web|ws/ui)(?:/.*)?")
+"""Paths of OpenEnv's web interface, of its HTTP requests and of its socket."""
 _REQUEST_LINE = re.compile(rb"[A-Z]+ ([^ ]+) HTTP/1\.[01]\r?")
 
 
@@ -102,8 +106,10 @@ def of_request(method: str, path: str, query: str, names: Sequence[str], sole: S
         path: Path of the request, decoded.
         query: Query string of the request, as sent.
         names: Names of the fleet's shards, in order.
-        sole: The environments with one instance.
+        sole: What is at one worker.
     """
+    if _PAGES.fullmatch(path):
+        return Of(sole.home)
     if method == "GET" and (shared := _SHARED.fullmatch(path)):
         return Merged("metrics" if shared["what"] == "metrics" else "ready")
     given = parse_qs(query)
@@ -134,7 +140,7 @@ def of_head(head: bytes, names: Sequence[str], sole: Sole = NO_SOLE) -> int | No
     Args:
         head: The first bytes of the request, its first line whole.
         names: Names of the fleet's shards, in order.
-        sole: The environments with one instance.
+        sole: What is at one worker.
     """
     line = _REQUEST_LINE.fullmatch(head.partition(b"\n")[0])
     if line is None:

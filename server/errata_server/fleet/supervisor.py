@@ -214,10 +214,12 @@ def _preload() -> None:
     """Import what all workers need, and leave it where a fork shares it."""
     import httpx  # noqa: F401
 
-    from ..app import server  # noqa: F401
+    from ..app import factory, server  # noqa: F401
     from ..environments import discovery  # noqa: F401
     from ..targets import load  # noqa: F401
 
+    if factory.web_is_wanted():
+        factory.import_web()
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
         raise InvalidRequest(f"workers cannot be forked beside the threads {names}: use --workers 1")

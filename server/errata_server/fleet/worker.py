@@ -42,6 +42,7 @@ class Worker:
         self.probes = plan.probes
         self._announces = number == 0 and not plan.board.all_started
         self._acceptor: Acceptor | None = None
+        self._leaving: asyncio.Task[None] | None = None
 
     def join(self) -> Path:
         """Make this process the worker: its sessions are of the fleet. Return its data directory."""
@@ -101,6 +102,7 @@ class Worker:
         def beaten() -> None:
             drain.beaten()
             runtime.members.look()
+            self._leave_pages(runtime)
 
         self._acceptor = Acceptor(
             self.member,
@@ -117,11 +119,26 @@ class Worker:
             await asyncio.sleep(START_S)
         return board.all_started
 
+    def _leave_pages(self, runtime: Runtime) -> None:
+        """Close the session of OpenEnv's pages here while they are at another worker, as when this one drains."""
+        if self.member.sole.home == self.member.worker or not runtime.pages.are_used:
+            return
+        if self._leaving is None or self._leaving.done():
+            self._leaving = asyncio.create_task(runtime.pages.leave())
+            self._leaving.add_done_callback(_log_failed)
+
     async def close(self) -> None:
         """Take no further connections."""
+        if self._leaving is not None:
+            self._leaving.cancel()
         if self._acceptor is not None:
             self._acceptor.close()
         self.member.plan.listening.close()
+
+
+def _log_failed(leaving: asyncio.Task[None]) -> None:
+    if not leaving.cancelled() and (error := leaving.exception()) is not None:
+        log.error("the session of the web interface could not be closed: it is tried again", exc_info=error)
 
 
 def _sessions_left(runtime: Runtime) -> int:

@@ -33,6 +33,7 @@ from .live_sessions import LiveSessions
 from .loop_lag import LoopLag
 from .members import MemberWatch
 from .metrics import Metrics
+from .pages import Pages
 from .readiness import Readiness
 from .retention_clock import RetentionClock
 from .rewards import Rewards
@@ -73,6 +74,7 @@ class Runtime:
 
     Attributes:
         fleet: See above.
+        pages: The sessions of OpenEnv's web interface.
         members: The members of the server, of which this process is one.
         store: Access to the journal.
         attached: The sessions that have a connection now.
@@ -127,6 +129,7 @@ class Runtime:
             deleting=None if fleet is None else fleet.elsewhere.deleting,
         )
         self.attached = Attached(self.store.changes)
+        self.pages = Pages()
         self.rewards = Rewards(self.store, self.clock, self.metrics)
         self.live_sessions = LiveSessions(self.store)
         self.specs: dict[str, EnvironmentSpec] = {}

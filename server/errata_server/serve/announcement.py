@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 
@@ -11,6 +10,7 @@ from openenv.core.env_server.types import Observation
 
 from errata_protocol.capabilities import Capabilities
 
+from ..app.factory import web_is_wanted
 from ..recovery import recovery_class
 from ..targets.load import Servable
 
@@ -42,7 +42,7 @@ def announcement_lines(
             lines.append(f"{one.name}: steps whose tool failed are marked only with {option}")
     if any("state_at" in offered.extensions for offered in capabilities.values()):  # not in production mode
         lines.append(f"what agents do, in the browser: {_to_connect(url)}/viewer/")
-    if os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes"):
+    if web_is_wanted():
         lines.append(f"web interface at {url}/web")
     return lines
 
