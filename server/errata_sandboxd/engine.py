@@ -21,6 +21,8 @@ from .schema import Refused
 
 LABEL = "errata.sandbox"
 """Label of every container and layer of a session; its value is the owner, which the broker's operator chose."""
+PART = "errata.part"
+"""Label with the number of the process that made a container or layer, of those that use one socket."""
 FACTS = "errata.facts"
 AGENT = "64000:64000"
 _TMPFS = "uid=64000,gid=64000,mode=1777,exec,nosuid,nodev"
@@ -129,6 +131,7 @@ class Engine:
         pids: int = 128,
         read_only: bool = False,
         tmpfs: dict[str, int] | None = None,
+        part: int = 0,
     ) -> dict[str, Any]:
         """Make a container without network and capabilities, not started; return its id and its image's id.
 
@@ -138,6 +141,8 @@ class Engine:
             pids: Limit of processes.
             read_only: The root file system is read-only.
             tmpfs: Sizes in bytes of tmpfs mounts by path.
+            part: Number of the process that makes it, of those that use this socket. `list` tells it; layers that are
+                made of the container have it too.
 
         Raises:
             Refused: ``invalid``: more than the policy allows; ``conflict``: too many containers; ``image_refused``: the
@@ -177,7 +182,7 @@ class Engine:
                 hostname="sandbox",
                 working_dir="/",
                 environment={},
-                labels={LABEL: self.owner},
+                labels={LABEL: self.owner, PART: str(part)},
                 stdin_open=True,
                 network_disabled=True,
                 healthcheck={"Test": ["NONE"]},
@@ -306,18 +311,26 @@ class Engine:
             containers = api.read_list("/containers/json", all=1, filters=filters)
             images = api.read_list("/images/json", all=1, filters=filters)
         layers = [
-            {"image": row["Id"], "facts": _facts(row), "size_bytes": row["Size"], "created": row["Created"]}
+            {
+                "image": row["Id"],
+                "facts": _facts(row),
+                "part": _part(row),
+                "size_bytes": row["Size"],
+                "created": row["Created"],
+            }
             for row in images
         ]
         return {
-            "containers": [{"container": row["Id"], "state": row["State"]} for row in containers],
+            "containers": [{"container": row["Id"], "state": row["State"], "part": _part(row)} for row in containers],
             "layers": layers,
         }
 
     def commit(self, container: str, facts: dict[str, str]) -> dict[str, Any]:
         """Make a layer, an image of a container's files, with ``facts`` in a label; return its id."""
-        labels = {LABEL: self.owner, FACTS: json.dumps(facts, sort_keys=True)}
-        made = self._call(container, lambda api: api.commit(container, conf={"Labels": labels}), SLOW_S)
+        with self._api(SLOW_S) as api:
+            part = _part(self._own(api, container)["Config"])
+            labels = {LABEL: self.owner, PART: str(part), FACTS: json.dumps(facts, sort_keys=True)}
+            made = api.commit(container, conf={"Labels": labels})
         return {"image": made["Id"]}
 
     def remove_image(self, image: str) -> dict[str, Any]:
@@ -446,6 +459,12 @@ def _facts(image: dict[str, Any]) -> dict[str, str]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _part(labelled: dict[str, Any]) -> int:
+    """Return the number in a label that `Engine.create` made; 0 where there is none."""
+    text = (labelled.get("Labels") or {}).get(PART) or ""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 6 else 0
 
 
 def _short(error: Any) -> str:

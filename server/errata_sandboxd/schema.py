@@ -149,6 +149,7 @@ VERBS: Mapping[str, tuple[Mapping[str, Rule], Mapping[str, Rule]]] = {
             "pids": Number(4, 32_768),
             "read_only": Flag(),
             "tmpfs": Sizes(8, 64 * 1024 * MIB),
+            "part": Number(0, 9999),
         },
     ),
     "start": (_ONE, {}),

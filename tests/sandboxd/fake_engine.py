@@ -63,12 +63,12 @@ class FakeEngine:
         )
         return made
 
-    def add_container(self, owner: str) -> str:
-        """Add a running container and return its id."""
+    def add_container(self, owner: str, labels: dict[str, str] | None = None) -> str:
+        """Add a running container, with the owner's label and others, and return its id."""
         made = identity("container", owner, str(len(self.containers)))
         self.containers[made] = {
             "Id": made,
-            "Config": {"Labels": {LABEL: owner}},
+            "Config": {"Labels": {**(labels or {}), LABEL: owner}},
             "State": {"Running": True, "Paused": False, "StartedAt": "now"},
             "Image": "sha256:" + identity("any"),
         }
@@ -165,13 +165,14 @@ class _Handler(BaseHTTPRequestHandler):
                 wanted = json.loads(query.get("filters", "{}")).get("id")
                 self._json(
                     [
-                        {"Id": one["Id"], "State": "running", "SizeRw": 1}
+                        {"Id": one["Id"], "State": "running", "SizeRw": 1, "Labels": one["Config"]["Labels"]}
                         for one in rows
                         if not wanted or one["Id"] in wanted
                     ]
                 )
             case ("POST", "containers", "create"):
-                made = engine.add_container(json.loads(body)["Labels"][LABEL])
+                labels = json.loads(body)["Labels"]
+                made = engine.add_container(labels[LABEL], labels)
                 self._json({"Id": made}, 201)
             case ("GET", "containers", name, "json"):
                 self._found(engine.containers.get(name))

@@ -24,6 +24,7 @@ from errata_server.fleet.limits import count_of, shared_settings
 from errata_server.fleet.relay import SPLIT_BYTES, Relay, resume_of, split
 from errata_server.fleet.supervisor import LONGEST_PAUSE_S, STEADY_S, Backoff, WorkerEnded, _Supervisor
 from errata_server.fleet.worker import Worker
+from errata_server.sandbox import registry
 from errata_server.settings import Settings
 
 HERE, THERE, FAR = "here-" + "x" * 20, "there-" + "x" * 20, "far-" + "x" * 20
@@ -315,10 +316,11 @@ def test_limits_are_shared_out() -> None:
     assert shared.max_unfinished_bytes == shared.max_frame, "a message of the largest size has to fit"
 
 
-def test_containers_which_belong_to_one_process_are_refused() -> None:
+def test_sandboxes_which_belong_to_one_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "backend_type", lambda name: SimpleNamespace(shared=name != "alone"))
     served: Any = SimpleNamespace(
         specs=[SimpleNamespace(name="shells", sandbox=True), SimpleNamespace(name="plain", sandbox=False)],
-        runtime=SimpleNamespace(settings=Settings(sandbox="docker")),
+        runtime=SimpleNamespace(settings=Settings(sandbox="alone")),
     )
     with pytest.raises(InvalidRequest, match=r"^shells runs commands .* --workers 1"):
         Worker.enter(SimpleNamespace(), served)  # type: ignore[arg-type]

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from errata_os.division import ALONE, Division
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import SandboxFailed, SandboxUnavailable
 from errata_protocol.names import DIGEST_ID
@@ -45,6 +47,7 @@ class DockerBackend(Backend):
         limits: Limits of sandboxes that are opened without limits.
         spare: Number of started containers to keep ready.
         wait_s: How long a request waits for a broker that is restarted or busy, in seconds.
+        division: Which of the processes that use the broker's socket is this one.
     """
 
     def __init__(
@@ -55,10 +58,12 @@ class DockerBackend(Backend):
         limits: Limits | None = None,
         spare: int = SPARE,
         wait_s: float = WAIT_S,
+        division: Division = ALONE,
     ) -> None:
         self.live: dict[str, DockerSandbox] = {}
         self.broker = Broker(broker, wait_s)
-        self.containers = ContainerPool(self.broker, spare)
+        self._division = division
+        self.containers = ContainerPool(self.broker, division.share(spare), division.number)
         self.records = LayerRecords(directory / "layers")
         self.limits = limits or Limits()
         self.running_now = 0
@@ -81,7 +86,8 @@ class DockerBackend(Backend):
             self.records.start()
             self.containers.start()
             for row in listed["containers"]:  # left by an earlier process: the owner's socket is this server's alone
-                self.containers.remove(row["container"])
+                if self._is_left_over(_part(row)):
+                    self.containers.remove(row["container"])
             self._health_check = asyncio.ensure_future(self._keep_checking())
             enforces = {"memory_bytes", "pids", "file_size_bytes", "disk_bytes", "cpu_s", "open_files"}
             self._info = BackendInfo(
@@ -90,6 +96,11 @@ class DockerBackend(Backend):
                 (f"engine {found['engine']}", *_NOTES),
             )
             return self._info
+
+    def _is_left_over(self, part: int) -> bool:
+        """Return whether a container that is there before this process has made one is to be removed by it."""
+        number, of = self._division.number, self._division.of
+        return part == number or (number == 0 and part >= of)  # of a process that the server does not have any more
 
     async def _keep_checking(self) -> None:
         """Ping the broker every 10 s."""
@@ -177,16 +188,12 @@ class DockerBackend(Backend):
             name = base if "/" in base or ":" in base else f"errata/base:{base}"
             if DIGEST_ID.matches(base):  # an id that a snapshot of kind "base" has
                 name = f"sha256:{base}"
-            kind = Kind.of(name, self.limits)
             try:
-                answer = await self.broker.call(
-                    "create", image=name, memory_bytes=kind.memory_bytes, pids=kind.pids, timeout_s=90.0
-                )
+                container, image = await self.containers.create_of(Kind.of(name, self.limits))
             except BrokerRefused as error:
                 if error.why in ("image_missing", "image_refused", "invalid"):
                     raise SandboxUnavailable(error.message) from error
                 raise
-            image, container = str(answer["image"]), str(answer["container"])
             if image in self._base_containers:
                 self.containers.remove(container)
             else:
@@ -232,7 +239,9 @@ class DockerBackend(Backend):
     async def collect(self, keep: Iterable[SnapshotRef]) -> CollectReport:
         await self.start()
         await self.containers.wait_removed()
-        layers = {str(row["image"]).removeprefix("sha256:"): row for row in (await self.broker.call("list"))["layers"]}
+        listed = (await self.broker.call("list"))["layers"]
+        own = (row for row in listed if _part(row) == self._division.number)  # others are named by other journals
+        layers = {str(row["image"]).removeprefix("sha256:"): row for row in own}
         records = {name: await asyncio.to_thread(self.records.read, name) for name in self.records.names()}
         wanted = [layer.id for box in list(self.live.values()) for layer in (box.image, box.layer) if layer is not None]
         wanted += [ref.id for ref in keep if ref.kind == "layer"]
@@ -283,6 +292,11 @@ class DockerBackend(Backend):
         self._images.clear()
         await self.containers.close()
         self._info = None
+
+
+def _part(row: Mapping[str, Any]) -> int:
+    """Return the number of the process whose a container or layer is; a broker of an older version does not tell it."""
+    return int(row.get("part", 0))
 
 
 async def _value(value: str) -> str:

@@ -24,12 +24,11 @@ class DockerType(BackendType):
 
     descriptors = 256  # connections to the broker
     snapshots_each_step = False
-    shared = False  # a server that starts removes all containers of its owner
 
     def create(self, config: BackendConfig) -> Backend:
         spare = int(os.environ.get(SPARE_VARIABLE, str(SPARE)))
         wait_s = float(os.environ.get(WAIT_VARIABLE, str(WAIT_S)))
-        return DockerBackend(config.directory, broker_socket(), spare=spare, wait_s=wait_s)
+        return DockerBackend(config.directory, broker_socket(), spare=spare, wait_s=wait_s, division=config.division)
 
     def checks(self, config: BackendConfig, *, usable: bool) -> Iterator[Finding]:
         path = broker_socket()

@@ -44,10 +44,12 @@ class ContainerPool:
     Args:
         broker: The broker.
         spare: Number of containers to keep ready, of the kind that was requested last.
+        part: Number of this process, of those that use the broker's socket.
     """
 
-    def __init__(self, broker: Broker, spare: int) -> None:
+    def __init__(self, broker: Broker, spare: int, part: int = 0) -> None:
         self._broker = broker
+        self._part = {"part": part} if part else {}  # a broker of an older version takes none
         self._spare = spare
         self._ready: dict[Kind, list[str]] = {}
         self._filling: asyncio.Task[None] | None = None
@@ -108,10 +110,15 @@ class ContainerPool:
 
     async def create(self, kind: Kind) -> str:
         """Make a container without starting it, and return its id; raises as `Broker.call` does."""
+        container, _ = await self.create_of(kind)
+        return container
+
+    async def create_of(self, kind: Kind) -> tuple[str, str]:
+        """Do what `create` does; return the image's id, too, which ``kind`` may give by name."""
         answer = await self._broker.call(
-            "create", image=kind.image, memory_bytes=kind.memory_bytes, pids=kind.pids, timeout_s=90.0
+            "create", image=kind.image, memory_bytes=kind.memory_bytes, pids=kind.pids, timeout_s=90.0, **self._part
         )
-        return str(answer["container"])
+        return str(answer["container"]), str(answer["image"])
 
     def remove(self, container: str) -> None:
         """Queue a container for removal; returns at once."""
