@@ -13,6 +13,7 @@ from websockets.asyncio.client import ClientConnection
 
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import CODES, ErrataError, InvalidRequest, NotSupported, UnknownEpisode
+from errata_protocol.fleet import EXTENSION as FLEET
 from errata_protocol.labels import EXTENSION, NO_LABELS, Labels
 from errata_protocol.mux import Answered, Replied
 from errata_protocol.names import SHARD
@@ -143,6 +144,7 @@ class MuxDoor:
         self._durable = durable
         self._retries = retries
         self._lease: Lease | None = None
+        self._found: tuple[str, Dial, str] | None = None  # at which server, how, and as one of which group
         self._end_seen = False  # a caller has received the error that ended the session
 
     @property
@@ -170,8 +172,11 @@ class MuxDoor:
         if self._connection is not None:
             self._lease = Lease(self._connection)
         else:
+            self._found = None
             if self.first_ticket is None:
-                found = await join_placed(base_url, dial, self._group())
+                group = self._group()
+                found = await join_placed(base_url, dial, group)
+                self._found = base_url, dial, group
             else:
                 found = await join(base_url, dial)
             if not isinstance(found, Lease):
@@ -209,6 +214,48 @@ class MuxDoor:
             await session.open(self._client._connect_timeout)
         finally:
             self._end_seen = session.ended is not None
+
+    @property
+    def _is_misplaced(self) -> bool:
+        """Whether the session was opened before the client's labels named a group, and may move: it has no episode."""
+        labels, session, offered = self._client._labels, self.session, self.capabilities
+        return (
+            self._found is not None
+            and labels.group is not None
+            and labels.header() != self._found[2]
+            and self._log.eid is None
+            and session is not None
+            and session.ends
+            and offered is not None
+            and offered.offers(FLEET)
+        )
+
+    async def _move(self) -> None:
+        """Open another session in place of one without an episode where the client's group is at another member.
+
+        Raises:
+            ErrataError, ConnectionError, TimeoutError: See `connect`.
+        """
+        assert self._found is not None and self._lease is not None and self.session is not None
+        base_url, dial, _ = self._found
+        group = self._group()
+        found = await join_placed(base_url, dial, group)
+        self._found = base_url, dial, group
+        if not isinstance(found, Lease):  # another client has found a server that speaks no such protocol any more
+            if found is not None:
+                await found.close()
+            return
+        if found.connection is self._lease.connection:
+            await found.release()
+            return
+        session, lease = self.session, self._lease
+        self._lease = found
+        self.session = self._new(None)
+        try:
+            await session.end()  # first: a server may have room for no other one beside it
+        finally:
+            await lease.release()
+        await self.connect()
 
     async def reattach(self) -> None:
         """See `Door.reattach`. The connection attaches again by itself; this waits for the requests in flight."""
@@ -311,8 +358,11 @@ class MuxDoor:
     async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """See `Door.ask`. A reset opens another session where this one ended and a caller has received that error."""
         kind = delivery_kind(message)
-        if self._end_seen and kind == "reset":
-            await self._open()
+        if kind == "reset":
+            if self._end_seen:
+                await self._open()
+            elif self._is_misplaced:
+                await self._move()
         session = self.session
         assert session is not None
         try:
@@ -328,13 +378,15 @@ class MuxDoor:
             self._end_seen = self._end_seen or session.ended is not None
 
     def begin(self, kind: Kind, data: dict[str, Any], done: Callable[[Any], None]) -> MuxRequest | None:
-        """See `Door.begin`; None where the session is not open.
+        """See `Door.begin`; None where the session is not open, or has to be opened at another member first.
 
         Raises:
             ErrataError: See `MuxSession.begin`.
         """
         session = self.session
-        return MuxRequest(self, session, kind, encode(data), done) if session is not None and session.is_live else None
+        if session is None or not session.is_live or (kind == "reset" and self._is_misplaced):
+            return None
+        return MuxRequest(self, session, kind, encode(data), done)
 
     def note_error(self, error: Exception) -> None:
         """Record that a caller received an error; if it ended the session, the next reset opens another."""
