@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from errata_protocol.shards import named
 from errata_server.cli import commands, data_dirs
 from errata_server.cli import workers as shown
 from errata_server.fleet.board import RECENT_SIDS, Board, Phase
-from errata_server.fleet.drain import COUNT_S, QUIET_S, Drain, workers_of
+from errata_server.fleet.drain import COUNT_S, DRAIN, QUIET_S, UNDRAIN, Drain, workers_of
 from errata_server.fleet.member import Member, Plan
 from errata_server.fleet.routes import NO_SOLE, Sole, of_request
 from errata_server.fleet.supervisor import _Supervisor
+from errata_server.runtime.data_lock import lock
 from errata_server.runtime.shard_dirs import sockets_in
+from errata_server.runtime.shard_name import write
 
 from .test_members import planned
 
@@ -50,11 +53,14 @@ class Fleet:
         )
 
     async def _ask(self, other: int, path: str, asked: Any) -> dict[str, Any]:
-        assert path == "/fleet/drain"
-        return await self.drains[other].ask(asked["shard"])
+        asking = {DRAIN: self.drains[other].ask, UNDRAIN: self.drains[other].undo}
+        return await asking[path](asked["shard"])
 
     def drain(self, worker: int, asked_at: int = 0) -> None:
         asyncio.run(self.drains[asked_at].ask(NAMES[worker]))
+
+    def undrain(self, worker: int, asked_at: int = 0) -> None:
+        asyncio.run(self.drains[asked_at].undo(NAMES[worker]))
 
     def beat(self, worker: int, seconds: float = COUNT_S) -> None:
         self.now += seconds
@@ -129,6 +135,62 @@ def test_what_cannot_be_drained_is_said(fleet: Fleet) -> None:
         fleet.drain(0, asked_at=2)
     assert fleet.states == ["up", "down", "draining"]
     assert fleet.drains[2].trouble() is not None
+
+
+def test_a_worker_that_still_drains_serves_again(fleet: Fleet) -> None:
+    fleet.left[1] = 1
+    fleet.drain(1)
+    fleet.left[1] = 0
+    fleet.beat(1)
+    fleet.undrain(1, asked_at=2)
+    assert fleet.states == ["up"] * 3 and fleet.drains[1].trouble() is None
+    fleet.beat(1, 10 * QUIET_S)
+    fleet.drain(1, asked_at=1)
+    fleet.beat(1)
+    assert fleet.stopped == [], "what was counted before it served again does not count"
+    fleet.undrain(1, asked_at=1)
+    assert fleet.states == ["up"] * 3
+
+
+@pytest.mark.parametrize("asked_at", [0, 1])
+def test_a_worker_that_has_ended_is_to_be_started_again(fleet: Fleet, asked_at: int) -> None:
+    directory = fleet.members[2].plan.directories[2]
+    directory.mkdir()
+    write(directory, NAMES[2])
+    fleet.board.drain(2, Phase.ENDED, 0)
+    fleet.undrain(2, asked_at)
+    assert fleet.board.phase(2) is Phase.RETURNS and fleet.states == ["up", "up", "down"]
+    assert fleet.members[0].served == [0, 1], "it is asked nothing until it starts"
+    fleet.undrain(2, asked_at)
+    with pytest.raises(InvalidRequest, match="has been drained already"):
+        fleet.drain(2)
+
+
+def test_what_cannot_be_undone_is_said(fleet: Fleet) -> None:
+    directory = fleet.members[1].plan.directories[1]
+    with pytest.raises(InvalidRequest, match=r"'nobody'.*they are"):
+        asyncio.run(fleet.drains[0].undo("nobody"))
+    with pytest.raises(InvalidRequest, match="is not drained: it serves"):
+        fleet.undrain(1)
+    fleet.board.drain(1, Phase.ENDS, 0)
+    with pytest.raises(InvalidRequest, match="is ending: ask again once"):
+        fleet.undrain(1)
+    fleet.board.drain(1, Phase.ENDED, 0)
+    with pytest.raises(InvalidRequest, match=r"does not have the shard .* move it back"):
+        fleet.undrain(1)
+    assert not directory.exists(), "a directory that was moved is not made again"
+    directory.mkdir()
+    write(directory, NAMES[0])
+    with pytest.raises(InvalidRequest, match="does not have the shard"):
+        fleet.undrain(1)
+    write(directory, NAMES[1])
+    held = lock(directory)
+    with pytest.raises(InvalidRequest, match=r"cannot be served again: .* is in use by process"):
+        fleet.undrain(1)
+    assert fleet.board.phase(1) is Phase.ENDED
+    os.close(held)
+    fleet.undrain(1)
+    assert fleet.board.phase(1) is Phase.RETURNS
 
 
 def test_of_two_that_are_drained_at_once_one_at_least_serves_on(tmp_path: Path) -> None:
@@ -239,12 +301,27 @@ def test_what_was_handed_to_a_worker_that_ended_meanwhile_is_closed(tmp_path: Pa
     assert client.recv(1) == b"" == asking.recv(1)
     assert plan.board.phase(1) is Phase.ENDED and not (folder / "1.sock").exists()
     assert supervisor._due() == [0], "it is not started again"
+    supervisor._return()
+    assert supervisor._due() == [0]
+    plan.board.drain(1, Phase.RETURNS, 0)
+    supervisor._return()
+    assert supervisor._due() == [0, 1] and plan.board.phase(1) is Phase.SERVES
+    with socket.socket(socket.AF_UNIX) as again:
+        again.connect(str(folder / "1.sock"))
+        supervisor._close_late()
+        assert door.accept(), "what is asked now waits for the worker"
+    supervisor._end(1)
+    (folder / "1.drained").unlink()
+    plan.board.drain(1, Phase.RETURNS, 0)
+    supervisor._return()
+    assert supervisor._due() == [0] and plan.board.phase(1) is Phase.ENDED, "nobody could ask it"
     for one in (client, asking, door, sent, inbox, *unused):
         one.close()
 
 
 class Server:
-    """What the command is told: a worker that has two sessions, then one, then none, and has ended."""
+    """What the command is told: a worker that has two sessions, then one, then none, and has ended, until it is asked
+    to serve again."""
 
     def __init__(self) -> None:
         self.left = [2, 2, 1]
@@ -252,8 +329,12 @@ class Server:
 
     def ask(self, chosen: Path, path: str, asked: Any, most_s: float) -> dict[str, Any]:
         self.asked.append((path, asked))
-        if path == "/fleet/drain":
+        if path in (DRAIN, UNDRAIN):
             return {}
+        if self.asked[0][0] == UNDRAIN:
+            state = "up" if len(self.asked) > 3 else "down"
+            one = {"shard": NAMES[1], "directory": "/d/shards/1", "state": state, "sessions_left": None}
+            return {"workers": [{**one, "drained": False}]}
         drains = len(self.asked) > 1
         state = ("draining" if self.left else "down") if drains else "up"
         left = (self.left.pop(0) if self.left else None) if drains else None
@@ -292,6 +373,18 @@ def test_the_command_speaks_json_and_need_not_wait(server: Server) -> None:
     assert [(one["state"], one["sessions_left"]) for one in lines] == [("draining", 2)]
     assert [one["shard"] for one in json.loads(run("workers", "--json"))] == list(NAMES[:2])
     assert run("workers").splitlines()[1].split() == [NAMES[0], "up", "-", "/d"]
+
+
+def test_the_command_waits_until_the_worker_serves_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown, "_running", lambda data_dir, shard: Path("/d"))
+    assert run("undrain", NAMES[1]).splitlines() == [
+        f"{NAMES[1]} is down: /d/shards/1",
+        f"{NAMES[1]} is up: /d/shards/1",
+    ]
+    assert server.asked[0] == (UNDRAIN, {"shard": NAMES[1]})
+    server.asked.clear()
+    lines = [json.loads(line) for line in run("undrain", NAMES[1], "--json", "--no-wait").splitlines()]
+    assert [one["state"] for one in lines] == ["down"]
 
 
 def test_a_command_without_a_running_server_says_so(tmp_path: Path) -> None:

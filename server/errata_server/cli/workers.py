@@ -1,4 +1,4 @@
-"""``errata fleet``: shows the workers of a running ``errata serve --workers``, and drains one of them.
+"""``errata fleet``: shows the workers of a running ``errata serve --workers``, drains one of them, and undoes that.
 
 Workers are asked on their Unix sockets, which only the user of the server can open: a token of the address is that of
 somebody who plays episodes, and does not take a worker away from others.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ from .source import Json, directory
 from .tables import Column, Table
 
 cli = typer.Typer(
-    help="Workers of errata serve --workers: show them, drain one.",
+    help="Workers of errata serve --workers: show them, drain one, undo that.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -76,12 +76,12 @@ def drain(
     """Let a worker end once its sessions have.
 
     New sessions go to the other workers. Those that the worker has go on; it ends when none has a client or an
-    instance. Its data directory is kept, and served again by the next start of the server with as many workers. Where
-    this command is interrupted the worker drains all the same.
+    instance. Its data directory is kept, and served again by the next start of the server with as many workers, or by
+    errata fleet undrain. Where this command is interrupted the worker drains all the same.
     """
     chosen = _running(data_dir, shard)
     _ask(chosen, "/fleet/drain", {"shard": shard}, DRAIN_S)
-    for one in _changes(chosen, shard):
+    for one in _changes(chosen, shard, lambda one: one["drained"]):
         if as_json:
             typer.echo(json.dumps(one))
         elif one["drained"]:
@@ -92,10 +92,30 @@ def drain(
             return
 
 
-def _changes(chosen: Path, shard: str) -> Iterator[dict[str, Any]]:
-    """Yield what is shown of a worker now, and after each change, until its process has ended."""
+@cli.command("undrain")
+def undrain(
+    shard: Annotated[str, typer.Argument(metavar="SHARD", help="Name of its shard, as errata fleet workers shows it.")],
+    data_dir: DataDir = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the worker serves.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: a line at each change.")] = False,
+) -> None:
+    """Let a worker that was drained serve again.
+
+    One that still drains takes new sessions again. One that has ended is started again on its data directory; sessions
+    that were kept there go on.
+    """
+    chosen = _running(data_dir, shard)
+    _ask(chosen, "/fleet/undrain", {"shard": shard}, DRAIN_S)
+    for one in _changes(chosen, shard, lambda one: one["state"] == "up"):
+        typer.echo(json.dumps(one) if as_json else f"{shard} is {_state(one)}: {one['directory']}")
+        if not wait:
+            return
+
+
+def _changes(chosen: Path, shard: str, is_last: Callable[[dict[str, Any]], bool]) -> Iterator[dict[str, Any]]:
+    """Yield what is shown of a worker now, and after each change, until what is shown is the last."""
     shown: dict[str, Any] = {}
-    while not shown.get("drained"):
+    while not shown or not is_last(shown):
         one = next(one for one in _workers(chosen) if one["shard"] == shard)
         if one != shown:
             yield one

@@ -47,6 +47,9 @@ class Phase(IntEnum):
     ENDED = 3
     """Its process has ended, and is not started again."""
 
+    RETURNS = 4
+    """Its process has ended, and the supervisor is to start it again (``errata fleet undrain``)."""
+
 
 _NAME_BYTES = 8
 _HEAD = struct.Struct("=dqqq")  # heartbeat, connections, whether it has started once, number of sids written
@@ -102,7 +105,9 @@ class Board:
         _HEAD.pack_into(self._memory, worker * _PART, beat, connections, 1, written)
 
     def drain(self, worker: int, phase: Phase, left: int) -> None:
-        """Write a worker's phase; a worker that is started again goes on with it. `Phase.ENDED` is the supervisor's.
+        """Write a worker's phase; a worker that is started again goes on with it.
+
+        `Phase.ENDED` is the supervisor's. `Phase.RETURNS` is another worker's, after that, and the supervisor's next.
 
         Args:
             worker: Number of the worker.

@@ -35,7 +35,7 @@ from ..journal.base import Journal
 from ..runtime import metrics
 from ..runtime.fleet import PASSED_ON
 from ..runtime.runtime import Runtime
-from .drain import Drain, workers_of
+from .drain import DRAIN, UNDRAIN, Drain, workers_of
 from .elsewhere import PATH as ELSEWHERE
 from .events import MergedEvents, cursors_of
 from .logins import SharedLogins, StoredLogins
@@ -436,8 +436,10 @@ class Arrivals:
             return {"closed": await close(asked["group"], asked["principal"])}
         if path == "/fleet/workers":
             return {"workers": workers_of(self._member)}
-        if path == "/fleet/drain":
+        if path == DRAIN:
             return await self._drain.ask(asked["shard"])
+        if path == UNDRAIN:
+            return await self._drain.undo(asked["shard"])
         sids = [MULTIPLEXED + sid for sid in asked["sids"]]
 
         def known(journal: Journal) -> list[int]:

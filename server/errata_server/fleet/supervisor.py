@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,9 @@ log = logging.getLogger("errata.fleet")
 
 LOGINS = "logins"
 """Name of the folder in `FOLDER` that has the viewer's logins."""
+
+CLOSED = ".drained"
+"""Suffix that the Unix socket of a drained worker has in place of its own: nobody asks it."""
 
 STEADY_S = 10.0
 """How long a worker has to run for its next restart to be immediate, seconds."""
@@ -196,6 +199,7 @@ def _plan(bind: Bind, names: Sequence[str], directories: Sequence[Path], health_
 def _door(path: Path) -> socket.socket:
     """Return a listening Unix socket; one that a killed supervisor left is replaced."""
     path.unlink(missing_ok=True)
+    path.with_suffix(CLOSED).unlink(missing_ok=True)
     door = socket.socket(socket.AF_UNIX)
     door.bind(str(path))
     door.listen(1024)
@@ -257,6 +261,7 @@ class _Supervisor:
                     self._stop(signals)
                     return None
                 self._reap()
+                self._return()
                 self._close_late()
         except WorkerEnded:
             self._stop(signals)
@@ -311,10 +316,34 @@ class _Supervisor:
         """Called when a worker has ended that was drained: it is not started again."""
         self._running[number].due = math.inf
         self._plan.board.drain(number, Phase.ENDED, 0)
-        (sockets_in(self._plan.directories[0]) / self._plan.paths[number].name).unlink(missing_ok=True)
+        door = self._door_of(number)
+        with suppress(FileNotFoundError):
+            door.rename(door.with_suffix(CLOSED))
         log.warning(
             "worker %d is drained: %s is not served until the next start", number, self._plan.directories[number]
         )
+
+    def _return(self) -> None:
+        """Let workers that were drained be started again where that was asked for."""
+        for number, one in enumerate(self._running):
+            if self._plan.board.phase(number) is not Phase.RETURNS:
+                continue
+            if not one.pid:
+                self._close_late()
+                door = self._door_of(number)
+                try:
+                    door.with_suffix(CLOSED).rename(door)
+                except OSError as error:
+                    log.error("worker %d stays drained: its socket %s: %s", number, door, error.strerror)
+                    self._plan.board.drain(number, Phase.ENDED, 0)
+                    continue
+                one.due, one.backoff = 0.0, Backoff()
+                log.warning("worker %d is to serve %s again", number, self._plan.directories[number])
+            self._plan.board.drain(number, Phase.SERVES, 0)
+
+    def _door_of(self, number: int) -> Path:
+        """Return where a worker's Unix socket is, by the folder's own path."""
+        return sockets_in(self._plan.directories[0]) / self._plan.paths[number].name
 
     def _close_late(self) -> None:
         """Close what was sent to workers that have been drained in the moment in which they ended."""
