@@ -43,6 +43,8 @@ STACKS_S = 5.0
 """Seconds in which a suite that hangs prints where each of its threads is."""
 TEARDOWN_S = 60.0
 """Seconds in which an interrupted suite ends what its tests have started."""
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""A variable that suites do without: each of their processes would compile all that it imports, tests twice."""
 REQUIRE_ALL = bool(os.environ.get("REQUIRE_ALL"))
 """Whether what this machine lacks is a failure: a test skipped for an unexpected reason, an engine that cannot run."""
 
@@ -118,6 +120,7 @@ class Processes:
                 process = subprocess.Popen(
                     command,
                     cwd=ROOT,
+                    env={name: os.environ[name] for name in os.environ if name != NO_BYTECODE},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE if shown else file,
                     stderr=subprocess.STDOUT,
