@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.websockets import WebSocket
 
 from errata_protocol.capabilities import ServerLimits
-from errata_protocol.errors import InvalidRequest
+from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_protocol.json_text import MAX_VALUES
+from errata_server.doors.mux.socket import MuxSocket
 from errata_server.fleet import relay as relays
 from errata_server.fleet.board import Board
 from errata_server.fleet.limits import count_of, shared_settings
@@ -283,6 +285,40 @@ def test_a_worker_that_ends_at_once_starts_later_each_time() -> None:
     pauses = [backoff.pause_s(0.1) for _ in range(12)]
     assert pauses[0] == 0.0 and pauses[1] == 0.1 and pauses == sorted(pauses) and pauses[-1] == LONGEST_PAUSE_S
     assert backoff.pause_s(STEADY_S) == 0.0, "one that has run for long starts again at once"
+
+
+async def test_a_client_that_has_left_before_it_is_sent_away_ends_its_socket_without_an_error() -> None:
+    """As where the worker that has its sessions was killed: the client may have given up meanwhile."""
+    sent: list[str] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if message["type"] == "websocket.close":
+            raise OSError("the peer has left")
+
+    class Failing:
+        async def take(self, frame: Any) -> None:
+            raise JournalUnavailable("worker 1 does not answer \N{HORIZONTAL ELLIPSIS}" * 9)
+
+        async def close(self) -> None:
+            sent.append("relay closed")
+
+    received = iter([{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "{}"}])
+    connection = SimpleNamespace(
+        has_data=False, envelopes=0, assembly=SimpleNamespace(held=0), data_to_send=lambda *_: []
+    )
+    multiplexer = SimpleNamespace(
+        driver=None,
+        set_bounds=lambda *_: None,
+        connect=lambda *_: connection,
+        disconnect=lambda _: sent.append("disconnected"),
+    )
+    websocket = WebSocket({"type": "websocket", "headers": []}, lambda: asyncio.sleep(0, next(received)), send)
+    reader: Any = SimpleNamespace(principal=None, identify=lambda: None)
+    multiplexed: Any = multiplexer
+    relay: Any = Failing()
+    await MuxSocket(websocket, multiplexed, reader, relay).serve()
+    assert sent == ["websocket.accept", "websocket.close", "disconnected", "relay closed"]
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "by-itself"])

@@ -98,7 +98,7 @@ class MuxSocket:
         try:
             connection = self._connection = self._multiplexer.connect(self._principal, self)
         except ErrataError as error:
-            await self._websocket.close(TRY_AGAIN_LATER, error.message[:120])
+            await self._close(TRY_AGAIN_LATER, error.message)
             return
         writing = asyncio.create_task(self._write(connection))
         try:
@@ -137,7 +137,7 @@ class MuxSocket:
                         try:
                             own = await relay.take(frame)
                         except ErrataError as error:
-                            await self._websocket.close(TRY_AGAIN_LATER, error.message[:120])
+                            await self._close(TRY_AGAIN_LATER, error.message)
                             return
                     if own is not None:
                         driver.receive(connection, own, shallow=shallow and own is frame)
@@ -168,10 +168,10 @@ class MuxSocket:
             self._connection = None  # nothing sends its data any more, so `writable` must not wait for that
             self._drained.set()
 
-    async def _close(self) -> None:
+    async def _close(self, code: int = 1000, reason: str = "") -> None:
         if self._websocket.application_state is WebSocketState.CONNECTED:
             try:
-                await self._websocket.close()
+                await self._websocket.close(code, reason.encode()[:120].decode(errors="ignore"))  # of at most 123 bytes
             except GONE:
                 pass  # the peer closed first
 
