@@ -19,6 +19,7 @@ from errata_server.episodes.retention import DAY_S, apply, plan
 from errata_server.episodes.rollouts import all_held
 from errata_server.journal import IndexedJournal, Journal, MemoryJournal
 from errata_server.runtime.runtime import Runtime
+from errata_server.runtime.shard_dirs import shards
 from errata_server.settings import Settings
 
 from .conftest import connect, simulated
@@ -188,6 +189,28 @@ def test_the_command_says_what_would_go_and_deletes_with_and_without_a_server(tm
     with pytest.raises(InvalidRequest, match="what to keep"):
         run(*where)
     assert CliRunner().invoke(commands.cli, ["journal", "retention", "--max-bytes", "lots", *where]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("retention", "--keep-days", "0"), ("salvage", "--dry-run")], ids=lambda words: words[0]
+)
+def test_a_command_that_works_on_one_directory_names_those_of_further_workers(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    directories = shards(tmp_path, 3)
+    for directory in directories:
+        app = create_fastapi_app(CountEnvironment, CountAction, CountObservation, data_dir=directory)
+        with TestClient(app) as client, connect(client) as socket:
+            socket.ask("reset", {})
+
+    def said(directory: Path) -> str:
+        answer = CliRunner().invoke(commands.cli, ["journal", *words, "--data-dir", str(directory), "--json"])
+        assert answer.exit_code == 0 and json.loads(answer.stdout), answer.output
+        return str(answer.stderr)
+
+    further = f"give --data-dir with each of {directories[1]}, {directories[2]} for the other workers"
+    assert said(directories[0]) == f"only {directories[0]}: {further}\n"
+    assert said(directories[2]) == ""
 
 
 def test_bulk_deletion_names_what_it_did_not_find(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from ..journal import SalvageReport, journal_in
 from ..journal import registry as journal_registry
 from ..runtime import shard_name
 from ..runtime.data_lock import lock
+from ..runtime.shard_dirs import unserved
 from ..runtime.store import Store
 from . import data_dirs
 from .bundles import COUNTS, Output, Progress, complete_file
@@ -91,8 +92,10 @@ def salvage(
     Intact rows stay. Open sessions with rows in damaged frames end as lost; their other deliveries stay readable.
     The server must not be running, unless --output or --dry-run is given. The damaged files are kept in
     journal/damaged. A copy has the journal only, without the layers of sandboxes. Exit status 1 if a session is lost.
+    Of several workers each has a directory of its own, and this repairs one; the others are named.
     """
     directory = data_dir or data_dirs.one(None)
+    _name_further_workers(directory)
     journal = journal_in(directory)
     store = journal_registry.type_in(directory)
     if output is not None and output.exists():
@@ -118,6 +121,15 @@ def salvage(
             typer.echo(printable(line))
     if found.lost:
         raise typer.Exit(1)
+
+
+def _name_further_workers(directory: Path) -> None:
+    """Say on standard error which directories of further workers a command leaves out that works on one directory."""
+    if further := unserved(directory, 1):
+        listed = ", ".join(map(str, further))
+        typer.echo(
+            printable(f"only {directory}: give --data-dir with each of {listed} for the other workers"), err=True
+        )
 
 
 def _salvaged(found: SalvageReport, dry_run: bool) -> Iterator[str]:
@@ -182,13 +194,15 @@ def retention(
 
     If a server runs on the directory, it deletes them. Episodes of open sessions, and those from which a kept episode
     was forked, are kept. A server deletes only episodes of the token in ERRATA_TOKEN; with ERRATA_RETENTION_DAYS and
-    ERRATA_RETENTION_MAX_BYTES it prunes those of all tokens.
+    ERRATA_RETENTION_MAX_BYTES it prunes those of all tokens. Of several workers each has a directory of its own, and
+    this prunes one; the others are named.
     """
     from ..episodes import retention as keeping
 
     if keep_days is None and max_bytes is None:
         raise InvalidRequest("give what to keep: --keep-days N, --max-bytes B, or both")
     bound = _bytes(max_bytes) if max_bytes is not None else None
+    _name_further_workers(data_dirs.one(data_dir))
     with Source(data_dir, None, single=True) as source:
         chosen = asyncio.run(
             keeping.plan(
