@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, status
@@ -18,6 +18,7 @@ from errata_protocol.names import ENVIRONMENT
 from ..doors import http_routes
 from ..doors.auth import guard, refuse
 from ..doors.capabilities import capabilities_data
+from ..doors.session_socket import GONE, accepted
 from ..episodes.episodes import Episodes
 from ..runtime.runtime import Runtime
 from .index_page import add_index
@@ -117,14 +118,16 @@ def compose(apps: Mapping[str, FastAPI], runtime: Runtime, *, replayable: bool, 
 
     @root.websocket("/ws")
     async def ambiguous_socket(websocket: WebSocket) -> None:
-        await websocket.accept()
+        if not await accepted(websocket):
+            return
         places = ", ".join(f"/{name}/ws" for name in apps)
         error = {
             "message": f"this server has several environments: connect to one of {places}",
             "code": "SESSION_ERROR",
         }
-        await websocket.send_text(json.dumps({"type": "error", "data": error}))
-        await websocket.close()
+        with suppress(*GONE):
+            await websocket.send_text(json.dumps({"type": "error", "data": error}))
+            await websocket.close()
 
     @root.get("/health", tags=["Health"])
     async def health() -> dict[str, str]:

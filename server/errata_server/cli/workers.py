@@ -25,7 +25,7 @@ from .source import Json, directory
 from .tables import Column, Table
 
 cli = typer.Typer(
-    help="Workers of errata serve --workers: show them, drain one, undo that.",
+    help="Workers of errata serve --workers: list, drain, undrain.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
