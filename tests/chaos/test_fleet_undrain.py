@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from errata_client import EnvPool, ErrataClient
+from errata_client import Connection, EnvPool, ErrataClient
 from errata_client.connections import placing
 from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
@@ -45,6 +45,16 @@ async def test_a_drained_worker_serves_again(tmp_path: Path, monkeypatch: pytest
             await pool.reset_batch()
             return {str(shard_of(str(client.eid))) for client in pool.clients}
 
+    async def playing_at(shard: str) -> tuple[ErrataClient[Any, Any, Any], Connection]:
+        """Return a client whose session is at a worker, with a connection of its own."""
+        while True:
+            connection = Connection(server.url)
+            client = ErrataClient[Any, Any, Any](connection=connection)
+            if shard_of(await played(client, 2)) == shard:
+                return client, connection
+            await client.close()
+            await connection.aclose()
+
     async def ended_at(shard: str) -> str:
         """Return an episode of a session that was closed."""
         while True:
@@ -66,14 +76,8 @@ async def test_a_drained_worker_serves_again(tmp_path: Path, monkeypatch: pytest
         names = shard_names(tmp_path)
         assert "is not drained" in await refused("undrain", names[0])
         assert names[1] in await refused("undrain", "nobody")
-        clients: dict[str, ErrataClient[Any, Any, Any]] = {}
-        while len(clients) < WORKERS:
-            client = ErrataClient[Any, Any, Any](server.url)
-            await played(client, 2)
-            if clients.setdefault(str(shard_of(str(client.eid))), client) is not client:
-                await client.close()
         for place, shard in enumerate(names[:2]):  # the first one is no exception
-            client = clients[shard]
+            client, connection = await playing_at(shard)
             await asked("drain", shard, "--no-wait")
             assert await opened() == {*names} - {shard}
             assert f"{shard} is up" in await asked("undrain", shard)
@@ -82,6 +86,7 @@ async def test_a_drained_worker_serves_again(tmp_path: Path, monkeypatch: pytest
 
             ticket = client.ticket()
             await client.close()
+            await connection.aclose()  # the socket keeps its sessions attached
             eid = await ended_at(names[2])
             assert "is drained" in await asked("drain", shard)
             assert deleted(eid) == (503, False), "whether it has a fork there cannot be told"
@@ -92,10 +97,11 @@ async def test_a_drained_worker_serves_again(tmp_path: Path, monkeypatch: pytest
                 (tmp_path / "moved").rename(directory)
             assert f"{shard} is up: {directory}" in await asked("undrain", shard)
             assert await opened() == {*names}
-            again = ErrataClient[Any, Any, Any].resume(server.url, ticket)
+            connection = Connection(server.url)
+            again = ErrataClient[Any, Any, Any].resume(server.url, ticket, connection=connection)
             assert (await again.step({"n": 1})).observation["n"] == 4
             assert deleted(eid) == (200, True)
             assert "is drained" not in "".join((await asked("workers")).splitlines()[1:])
             await again.close()
+            await connection.aclose()
         await asyncio.to_thread(until, Fleet(server).all_up)
-        await clients[names[2]].close()
