@@ -69,12 +69,11 @@ def objects(tree: str, paths: Iterable[str], root: Path = ROOT) -> dict[str, str
     """
     parts = {path for path in paths if "#" in path}
     wanted = sorted({path.partition("#")[0] for path in paths})
-    asked = "\n".join(f"{tree}:{path}" for path in wanted)
-    found = git("cat-file", "--batch-check=%(objectname)", root=root, text=asked).splitlines()
-    missing = [path for path, line in zip(wanted, found, strict=True) if line.endswith(" missing")]
+    listed = listing(tree, root)
+    missing = [path for path in wanted if path not in listed]
     if missing:
         raise FileNotFoundError(f"the table of suites names what is not in the repository: {', '.join(missing)}")
-    ids = dict(zip(wanted, found, strict=True))
+    ids = {path: listed[path] for path in wanted}
     whole = {path for path in paths if path not in parts}
     texts = {path: blob(ids[path], root) for path in {one.partition("#")[0] for one in parts}}
     return {path: ids[path] for path in sorted(whole)} | {
@@ -83,6 +82,13 @@ def objects(tree: str, paths: Iterable[str], root: Path = ROOT) -> dict[str, str
 
 
 @functools.cache  # what an id names never changes
+def listing(tree: str, root: Path = ROOT) -> dict[str, str]:
+    """Return the ids of git's objects for all folders and files of a tree, by their paths."""
+    rows = (row.partition("\t") for row in git("ls-tree", "-r", "-t", "-z", tree, root=root).split("\0") if row)
+    return {path: about.split()[2] for about, _, path in rows}
+
+
+@functools.cache
 def blob(object_id: str, root: Path = ROOT) -> str:
     """Return the text of a file by the id of git's object."""
     return git("cat-file", "blob", object_id, root=root)
@@ -117,6 +123,12 @@ def part_digest(text: str, path: str) -> str:
     return hashlib.sha256((text if found is None else repr(found)).encode()).hexdigest()
 
 
+@functools.cache
+def trainer_files(tree: str, root: Path = ROOT) -> tuple[str, ...]:
+    """Return git's rows for the files of the trainer adapter."""
+    return tuple(git("ls-tree", "-r", tree, "trainer_adapter/", root=root).splitlines())
+
+
 def without_other_recipes(tree: str, recipes: Iterable[str], root: Path = ROOT) -> str:
     """Return the digest of the trainer adapter without the recipes that a suite does not use.
 
@@ -128,10 +140,9 @@ def without_other_recipes(tree: str, recipes: Iterable[str], root: Path = ROOT) 
         root: The repository.
     """
     kept = {f"{RECIPES}/{name}" for name in (*recipes, "__init__.py")}
-    files = git("ls-tree", "-r", tree, "trainer_adapter/", root=root).splitlines()
     of_suite = [
         line
-        for line in files
+        for line in trainer_files(tree, root)
         if not (path := line.partition("\t")[2]).startswith(f"{RECIPES}/")
         or any(path == k or path.startswith(f"{k}/") for k in kept)
     ]
