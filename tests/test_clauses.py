@@ -28,6 +28,9 @@ BARE = re.compile(r"(?<![\w%#./&+=$<\\-])[A-G]\d{1,3}[a-c]?\b(?![%=(-])")
 ELSEWHERE = re.compile(r"\b(?:STYLE|DESIGN)\b(?: \d|\.md| section)|promise \d of the design")
 """Documents that are not in the repository."""
 
+MENTIONS = re.compile(r"PROTOCOL|[Dd]ecision|STYLE|DESIGN|promise|[A-G]\d")
+"""What the text of a file has somewhere if its prose has anything that the patterns above find."""
+
 HEADING = re.compile(r"^# (\d+[a-z]?)\. (.+)$", re.M)
 NO_PROSE = re.compile(r"noqa: .*|type: ignore\S*|ruff: .*")
 HERE = {"tests/test_clauses.py"}
@@ -57,6 +60,8 @@ def prose(path: Path) -> str:
 
 
 def _of_python(text: str) -> Iterator[str]:
+    if not MENTIONS.search(text):  # most files, and to read the prose of one takes 10 ms
+        return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield NO_PROSE.sub("", token.string)

@@ -7,6 +7,7 @@ import functools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,36 @@ def module_file(name: str) -> Path | None:
     return None
 
 
+Import = tuple[int, int, str | None, tuple[str, ...]]
+"""Line, level, module and names of an import from a module."""
+
+
 @functools.cache
+def read(text: bytes) -> tuple[frozenset[str] | None, tuple[Import, ...]]:
+    """Return what `names_of` and `imported` say of a module's text, which is parsed once."""
+    tree = ast.parse(text)
+    return names_in(tree), tuple(imports_in(tree))
+
+
+def imports_in(tree: ast.Module) -> Iterator[Import]:
+    """Yield the imports from modules, wherever in the statements they stand."""
+    todo: list[Any] = [tree]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, ast.ImportFrom):
+            yield one.lineno, one.level, one.module, tuple(alias.name for alias in one.names)
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            todo += getattr(one, part, ())
+
+
 def names_of(file: Path) -> frozenset[str] | None:
     """Return what a module's own text binds at its top level, ``None`` if it makes names when asked for them."""
+    return read(file.read_bytes())[0]
+
+
+def names_in(tree: ast.Module) -> frozenset[str] | None:
     bound: set[str] = set()
-    todo: list[ast.AST] = list(ast.parse(file.read_bytes()).body)
+    todo: list[ast.AST] = list(tree.body)
     while todo:
         one = todo.pop()
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -49,11 +75,10 @@ def imported(file: Path, text: bytes) -> Iterator[tuple[int, str, str]]:
     for source in sorted(SOURCES, key=len, reverse=True):
         if place[0] == source:
             place = place[1:]
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom):
-            above = ".".join(place[: len(place) - node.level]) if node.level else ""
-            module = ".".join(part for part in (above, node.module) if part)
-            yield from ((node.lineno, module, alias.name) for alias in node.names if alias.name != "*")
+    for line, level, from_module, names in read(text)[1]:
+        above = ".".join(place[: len(place) - level]) if level else ""
+        module = ".".join(part for part in (above, from_module) if part)
+        yield from ((line, module, name) for name in names if name != "*")
 
 
 def missing(file: Path, text: bytes) -> list[str]:

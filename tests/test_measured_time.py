@@ -8,6 +8,7 @@ event of its own gives up after `PATIENCE_S` or more; a deadline of the product 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS}
 TIMES = {"duration_s", "elapsed_s", "took_s"}
 """Attributes in which the product says how long something took."""
+MENTIONS = re.compile(rf"\b(?:{'|'.join(sorted(CLOCKS | TIMES))})\b")
+"""What the text of a module has somewhere if it measures time at all."""
 PATIENCE_S = 60.0
 
 ALLOWED = {
@@ -126,6 +129,8 @@ def _reads_clock(node: ast.AST) -> bool:
 
 def bounded(text: str) -> Iterator[tuple[str, int]]:
     """Yield the function and the line of each assertion in a module that bounds measured time."""
+    if not MENTIONS.search(text):
+        return
     functions = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
     known: dict[str, ast.expr] = {}
     for function in functions:
