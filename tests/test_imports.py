@@ -10,6 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -18,22 +20,61 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("protocol", "server", "client", "envs", "trainer_adapter", "bench")
 
 
-def lint(root: Path) -> subprocess.CompletedProcess[str]:
+def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run import-linter over the rooms below ``root``, whatever is installed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(root / folder) for folder in FOLDERS)}
     command = [sys.executable, "-P", "-c", "from importlinter.cli import lint_imports_command as main; main()"]
     return subprocess.run(
-        [*command, "--no-cache"], cwd=root, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+        [*command, *(options or ("--no-cache",))],
+        cwd=root, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@dataclass
+class Copy:
+    """The rooms in a directory of their own, each file as it is here but for what one test changes."""
+
+    root: Path
+    changed: dict[Path, bytes | None] = field(default_factory=dict)
+
+    def write(self, name: str, text: str) -> None:
+        """Add a text to a file, which is made if there is none."""
+        file = self.root / name
+        self.changed[file] = file.read_bytes() if file.exists() else None
+        file.parent.mkdir(exist_ok=True)
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(text)
+
+    def restore(self) -> None:
+        """Make each file what it was; one that was written is read again, having another time."""
+        for file, text in self.changed.items():
+            if text is not None:
+                file.write_bytes(text)
+            elif file.name == "__init__.py":
+                shutil.rmtree(file.parent)
+            else:
+                file.unlink()
+        self.changed.clear()
+
+    def lint(self) -> subprocess.CompletedProcess[str]:
+        """Run import-linter, which knows the imports of files that nobody has written since."""
+        return lint(self.root, "--cache-dir", str(self.root / "cache"))
+
+
+@pytest.fixture(scope="module")
+def all_rooms(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    root = tmp_path_factory.mktemp("copy")
+    for folder in FOLDERS:
+        left_out = ("__pycache__", "tasks") if folder == "envs" else ("__pycache__",)
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns(*left_out))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    return Copy(root)
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    for folder in FOLDERS:
-        left_out = ("__pycache__", "tasks") if folder == "envs" else ("__pycache__",)
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns(*left_out))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    return tmp_path
+def copy(all_rooms: Copy) -> Iterator[Copy]:
+    yield all_rooms
+    all_rooms.restore()
 
 
 def test_every_room_imports_only_what_it_may() -> None:
@@ -102,10 +143,9 @@ def test_every_room_imports_only_what_it_may() -> None:
         ("bench/errata_bench/suite.py", "import errata_client", "The benchmark knows environments and clients"),
     ],
 )
-def test_a_forbidden_import_is_caught(copy: Path, module: str, line: str, contract: str) -> None:
-    with (copy / module).open("a", encoding="utf-8") as file:
-        file.write(f"\n{line}\n")
-    result = lint(copy)
+def test_a_forbidden_import_is_caught(copy: Copy, module: str, line: str, contract: str) -> None:
+    copy.write(module, f"\n{line}\n")
+    result = copy.lint()
     assert result.returncode == 1, result.stdout
     broken = [row for row in result.stdout.splitlines() if " BROKEN" in row]
     assert any(contract in row for row in broken), result.stdout
@@ -119,10 +159,9 @@ def test_a_forbidden_import_is_caught(copy: Path, module: str, line: str, contra
         ("server/errata_server/sandbox/added/__init__.py", "errata_server.sandbox.added"),
     ],
 )
-def test_a_new_module_must_say_where_it_stands(copy: Path, file: str, module: str) -> None:
-    (copy / file).parent.mkdir(exist_ok=True)
-    (copy / file).write_text("")
-    result = lint(copy)
+def test_a_new_module_must_say_where_it_stands(copy: Copy, file: str, module: str) -> None:
+    copy.write(file, "")
+    result = copy.lint()
     assert result.returncode != 0
     assert module in result.stdout + result.stderr
 
@@ -153,9 +192,9 @@ def test_every_package_of_the_server_and_the_kit_has_a_charter() -> None:
         assert charter and len(charter) > 60, package
 
 
-def test_the_servers_half_of_an_environment_may_use_the_server(copy: Path) -> None:
-    (copy / "envs/terminal_env/server/added.py").write_text("import errata_server.environments.context\n")
-    assert lint(copy).returncode == 0
+def test_the_servers_half_of_an_environment_may_use_the_server(copy: Copy) -> None:
+    copy.write("envs/terminal_env/server/added.py", "import errata_server.environments.context\n")
+    assert copy.lint().returncode == 0
 
 
 def test_importing_what_an_environment_publishes_loads_no_server() -> None:
