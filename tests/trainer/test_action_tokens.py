@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -93,41 +94,53 @@ def test_a_template_that_renders_no_call_is_refused_at_construction(tmp_path: Pa
         ActionTokens(tokenizer, [tokenizer.eos_token_id]).other(message_of(BLUE))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("rate", [1e-4, 1e-5])
-def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(
-    tmp_path: Path, rate: float, seed: int
-) -> None:
+def logprob(model: Any, context: Any, action: Any) -> torch.Tensor:
+    ids = torch.tensor([[*context, *action]])
+    found = log_softmax(model(ids).logits[0, len(context) - 1 : -1].float(), -1)
+    return found.gather(1, torch.tensor(action)[:, None]).sum()
+
+
+Taught = tuple[Any, Any, Any, int]
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Taught:
+    """A model that reasons first, then takes either call; its tokenizer, the pair and the length of its prompt."""
     tokenizer = speaker("qwen3_training.jinja")
     own = "<think>\n" + "maybe the red one " * 10 + "\n</think>\n\n"
-    (pair,), _, header = pair_of(tokenizer, own + RED + END, tmp_path)
-    model = tiny_model(tokenizer, seed=seed).train()
-
-    def logprob(context: Any, action: Any) -> torch.Tensor:
-        ids = torch.tensor([[*context, *action]])
-        found = log_softmax(model(ids).logits[0, len(context) - 1 : -1].float(), -1)
-        return found.gather(1, torch.tensor(action)[:, None]).sum()
-
+    (pair,), _, header = pair_of(tokenizer, own + RED + END, tmp_path_factory.mktemp("taught"))
+    model = tiny_model(tokenizer, seed=request.param).train()
     prompt, reasoning = pair.context_ids[:header], pair.context_ids[header:]
     steps = 400
     teaching = torch.optim.Adam(model.parameters(), lr=2e-3)
     decay = torch.optim.lr_scheduler.LinearLR(teaching, 1.0, 0.01, steps)
-    for _ in range(steps):  # it reasons first, then takes either call
-        loss = -logprob(prompt, reasoning + pair.rejected_ids) - 0.4 * logprob(prompt, reasoning + pair.chosen_ids)
-        loss = loss / len(prompt + reasoning)
+    for _ in range(steps):
+        loss = -logprob(model, prompt, reasoning + pair.rejected_ids)
+        loss = (loss - 0.4 * logprob(model, prompt, reasoning + pair.chosen_ids)) / len(prompt + reasoning)
         teaching.zero_grad()
         loss.backward()
         teaching.step()
         decay.step()
+    return model, tokenizer, pair, header
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-5])
+def test_sixty_steps_on_one_pair_keep_the_own_reasoning_and_teach_the_call(
+    taught: Taught, tmp_path: Path, rate: float
+) -> None:
+    model, tokenizer, pair, header = taught
+    model = copy.deepcopy(model)
+    prompt, reasoning = pair.context_ids[:header], pair.context_ids[header:]
     # The calls are the same up to the path: there it is decided which is made.
     same = next(n for n, (a, b) in enumerate(zip(pair.chosen_ids, pair.rejected_ids, strict=False)) if a != b)
+    to_path = pair.context_ids + pair.chosen_ids[:same]
 
     def judged() -> dict[str, float]:
         with torch.no_grad():
             return {
-                "reasoning": float(logprob(prompt, reasoning)),
-                "call": float(logprob(pair.context_ids, pair.chosen_ids)),
-                "path": float(logprob(pair.context_ids + pair.chosen_ids[:same], pair.chosen_ids[same : same + 1])),
+                "reasoning": float(logprob(model, prompt, reasoning)),
+                "call": float(logprob(model, pair.context_ids, pair.chosen_ids)),
+                "path": float(logprob(model, to_path, pair.chosen_ids[same : same + 1])),
             }
 
     nll = TeacherPairs(None, tmp_path / "none.jsonl").nll  # type: ignore[arg-type] # nobody is asked

@@ -36,7 +36,7 @@ def test_a_slow_average_arrives_in_half_precision_too(dtype: torch.dtype, lora: 
     with torch.no_grad():
         for weight in trained(model):
             weight.add_(torch.full_like(weight, 0.05))
-    for _ in range(1000):
+    for _ in range(500):  # 0.99**500 of the way is left: 0.0003
         teacher.update(model)
     if lora:
         pairs = list(zip(teacher.shadow_weights.values(), teacher._own().values(), strict=True))
