@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import socket
@@ -52,11 +53,15 @@ def _silent() -> Iterator[bytes]:
         yield b""
 
 
-def _bomb(encoding: str) -> Parts:
+@functools.cache
+def _packed_zeros() -> bytes:
     made = zlib.compressobj(9, zlib.DEFLATED, 31)
     zeros = bytes(1024**2)
-    packed = b"".join([*(made.compress(zeros) for _ in range(300)), made.flush()])
-    return _whole(packed, "200 OK", f"Content-Encoding: {encoding}")
+    return b"".join([*(made.compress(zeros) for _ in range(300)), made.flush()])
+
+
+def _bomb(encoding: str) -> Parts:
+    return lambda: _whole(_packed_zeros(), "200 OK", f"Content-Encoding: {encoding}")()
 
 
 _OK = b"HTTP/1.1 200 OK\r\n"
