@@ -31,7 +31,6 @@ from openenv.core.env_server import (
     ToolError,
     ToolErrorType,
 )
-from openenv.core.env_server.gradio_ui import _result_html
 from openenv.core.harness.environment import HarnessAction, HarnessEnvironment
 from openenv.core.harness.events import HarnessResponse
 from openenv.core.harness.rollout import StepEnvSessionAdapter, _serialize_for_message
@@ -237,6 +236,8 @@ def test_today_metadata_may_be_all_that_the_agent_is_shown() -> None:
 
 
 def test_today_the_web_interface_shows_an_error_of_metadata_alone() -> None:
+    from openenv.core.env_server.gradio_ui import _result_html  # with gradio, whose import takes seconds
+
     shown = {"stdout": "one", "metadata": {"error": {"message": "it failed"}}}
     assert "it failed" in _result_html({"observation": shown}, 1)
     assert "stdout" not in _result_html({"observation": shown}, 1)
