@@ -21,7 +21,7 @@ base: setup ## build the tree that sandboxes run on, if it is missing (needs roo
 trainer: ## setup, and what trains, torch and TRL, to the Python environment (a gigabyte)
 	@scripts/setup.sh trainer
 
-verl: setup ## the environment of the recipe for VeRL, .cache/resolution-verl: this project's wheel, VeRL, Ray (two gigabytes)
+verl: setup ## the environment of the recipes for VeRL and Monarch, .cache/resolution-verl: this project's wheel, VeRL, Ray, Monarch (two gigabytes)
 	@.cache/venv/bin/python -I scripts/environments.py verl
 
 demo: trainer base ## a scripted agent errs in fourteen ways, state(t) and a fork repair it; another repairs a bug; a tiny policy trains, and one learns on tasks that carry over to others

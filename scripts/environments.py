@@ -12,7 +12,8 @@
                      beside ours. A link: these do not hold the project
     lowest, latest   .cache/resolution-NAME: the project's wheel with its direct dependencies in the oldest versions
                      that pyproject.toml allows (requirements/lowest.lock), or with the newest of today
-    verl             .cache/resolution-verl: the project's wheel with VeRL, whose transformers is another than TRL's
+    verl             .cache/resolution-verl: the project's wheel with VeRL, whose transformers is another than TRL's,
+                     and Monarch
     upstream-envs    .cache/upstream-envs: what OpenEnv's own environments import, beside the packages of `.cache/venv`
     cookbook         .cache/cookbook: the Tinker cookbook, beside the packages of `.cache/venv`
     gem              .cache/gem: the environments' interface of ROLL, beside the packages of `.cache/venv`
@@ -430,7 +431,7 @@ class Checkout:
         self.compile(log, place)
 
     def verl(self) -> None:
-        """Make .cache/resolution-verl: the project's wheel, with VeRL and what it needs."""
+        """Make .cache/resolution-verl: the project's wheel, with VeRL, Monarch and what they need."""
         self._resolution("verl", self._apart("verl"))
 
     def _apart(self, name: str) -> Path:

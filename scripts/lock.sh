@@ -34,9 +34,9 @@ for pin in check-jsonschema==0.39.0; do echo $pin | compile -o $to/compose-${pin
     compile --upgrade --resolution lowest-direct -o $to/lowest.lock pyproject.toml -
 "$python" scripts/lock_trainer.py torch==2.13.0 >.cache/trainer.lock.new && mv .cache/trainer.lock.new $to/trainer.lock
 "$python" scripts/lock_upstream_envs.py >.cache/upstream-envs.lock.new && mv .cache/upstream-envs.lock.new $to/upstream-envs.lock
-# Without --universal: of VeRL's packages some have no wheel for another system, and torch's CUDA libraries come with torch.
+# VeRL and Monarch in one environment. Without --universal: of VeRL's packages some have no wheel for another system, and torch's CUDA libraries come with torch.
 "$python" -I scripts/environments.py --tools | grep -v ^packaging== | { cat; echo torch==2.13.0; } |
-    "$uv" pip compile --quiet --upgrade --python-version 3.11 --no-annotate --custom-compile-command "$command" --extra verl pyproject.toml - |
+    "$uv" pip compile --quiet --upgrade --python-version 3.11 --no-annotate --custom-compile-command "$command" --extra verl --extra monarch pyproject.toml - |
     grep -vE '^(nvidia-|cuda-|triton)' | sed 's/^torch==\([0-9.]*\).*/torch==\1/' >.cache/verl.lock.new && mv .cache/verl.lock.new $to/verl.lock
 # SkyRL's Tinker server, an SDK that it understands, and what our protocol imports.
 printf '%s\n' 'skyrl[tinker,jax]==0.3.0' tinker==0.24.1 torch==2.13.0 msgspec rfc8785 |

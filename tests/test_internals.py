@@ -420,8 +420,8 @@ def modules() -> Iterator[ModuleType]:
         yield top
         for found in pkgutil.walk_packages(top.__path__, f"{package}."):
             run_elsewhere = ".server.runtime." in found.name or ".tasks." in found.name or ".launcher." in found.name
-            # tests/verl, tests/cookbook and tests/gem have environments of their own
-            elsewhere = ("verl", "tinker.env", "cartridge.replica", "roll.env", "roll.manager")
+            # tests/verl, tests/monarch, tests/cookbook and tests/gem have environments of their own
+            elsewhere = ("verl", "monarch", "tinker.env", "cartridge.replica", "roll.env", "roll.manager")
             apart = found.name.startswith(tuple(f"errata_trainer.recipes.{name}" for name in elsewhere))
             if not (run_elsewhere or apart) and not found.name.endswith("__main__"):
                 yield importlib.import_module(found.name)

@@ -370,6 +370,7 @@ COMES_WITH = {
     "datasets": "trl",
     "gradio": "openenv",
     "hydra": "hydra-core",
+    "monarch": "torchmonarch",
     "omegaconf": "hydra-core",
     "pydantic-core": "pydantic",
     "tensordict": "verl",

@@ -25,7 +25,7 @@ from .test_internals import OPTIONAL
 COMMON, SUITES = load()
 HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
 TRAINING = {"training", "ranks", "projects", "learning"}
-VERL, RECIPES = {"verl"}, {"recipes", "cookbook", "gem", "skyrl"}
+VERL, MONARCH, RECIPES = {"verl"}, {"monarch"}, {"recipes", "cookbook", "gem", "skyrl"}
 ON_THE_SERVER = set(HASHED) - {"oracles", "skyrl"}
 INSTALLED = {"latest", "wheel"}
 PLAYED = ON_THE_SERVER - {
@@ -38,6 +38,7 @@ PLAYED = ON_THE_SERVER - {
     "viewer",
     "cookbook",
     "gem",
+    "monarch",
     "recipes",
 }
 """Suites that play an environment of `envs/`."""
@@ -113,21 +114,24 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("compose.yaml", {"docker"}, id="compose file"),
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
         pytest.param("requirements/trainer.lock", {*TRAINING, *RECIPES}, id="lock of the trainer"),
-        pytest.param("requirements/verl.lock", VERL, id="lock of another trainer"),
+        pytest.param("requirements/verl.lock", {*VERL, *MONARCH}, id="lock of another trainer"),
         pytest.param("requirements/skyrl.lock", {"skyrl"}, id="lock of another service"),
         pytest.param(
             "trainer_adapter/errata_trainer/assembly/driver.py",
-            {*TRAINING, *VERL, *RECIPES, *INSTALLED},
+            {*TRAINING, *VERL, *MONARCH, *RECIPES, *INSTALLED},
             id="trainer",
         ),
         pytest.param(f"{keys.RECIPES}/trl/dataset.py", {*TRAINING, *INSTALLED}, id="recipe for TRL"),
         pytest.param(f"{keys.RECIPES}/verl/loss.py", {*VERL, *INSTALLED}, id="recipe for VeRL"),
+        pytest.param(f"{keys.RECIPES}/monarch/replay.py", {*MONARCH, *INSTALLED}, id="recipe for Monarch"),
         pytest.param(f"{keys.RECIPES}/cartridge/loop.py", {*VERL, "recipes", *INSTALLED}, id="recipe for cartridges"),
         pytest.param(
             f"{keys.RECIPES}/tinker/datums.py", {"cookbook", "recipes", "skyrl", *INSTALLED}, id="recipe for Tinker"
         ),
         pytest.param(f"{keys.RECIPES}/roll/env.py", {"gem", "recipes", *INSTALLED}, id="recipe for ROLL"),
-        pytest.param(f"{keys.RECIPES}/__init__.py", {*TRAINING, *VERL, *RECIPES, *INSTALLED}, id="package of recipes"),
+        pytest.param(
+            f"{keys.RECIPES}/__init__.py", {*TRAINING, *VERL, *MONARCH, *RECIPES, *INSTALLED}, id="package of recipes"
+        ),
         pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles", "viewer"}, id="environment"),
         pytest.param("conformance/errata_conformance/cli.py", {"conformance"}, id="kit"),
         pytest.param(

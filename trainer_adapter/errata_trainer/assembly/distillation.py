@@ -172,6 +172,34 @@ class Distillation:
         """Compute `loss` from hidden states. ``teacher_head`` is the teacher's output embedding."""
         ratios = self._importance(student, head, inputs, old_logprobs)
         sites: list[SiteSums] = []
+        weights = self.site_weights(items, sites, ratios)
+        if self.form == "sampled":
+            summed, metrics = self._sampled(student, teacher, head, teacher_head, items, weights)
+        else:
+            summed, metrics = distil(
+                student,
+                teacher,
+                head.weight,
+                head.bias,
+                divergence=self.divergence,
+                token_weights=weights if items else None,
+                teacher_weight=None if teacher_head is head else teacher_head.weight,
+                teacher_bias=None if teacher_head is head else teacher_head.bias,
+                transform=head.transform,
+            )
+        return summed, metrics, sites
+
+    def site_weights(
+        self, items: Sequence[SdpoItem], sites: list[SiteSums], ratios: Tensor | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """Return a function from the divergences ``[N]`` of items' target tokens to the tokens' weights ``[N]``: their
+        site's, and 0 for a site that the guard leaves out.
+
+        Args:
+            items: The items, whose target tokens follow each other.
+            sites: List that the sums of each site are added to when the function is called.
+            ratios: ``[N]`` importance weights of the tokens; None for none.
+        """
 
         def weights(divergences: Tensor) -> Tensor:
             lengths = [len(item.target_ids) for item in items]
@@ -192,21 +220,7 @@ class Distillation:
             )
             return of_site[site_of] if ratios is None else of_site[site_of] * ratios.to(of_site.dtype)
 
-        if self.form == "sampled":
-            summed, metrics = self._sampled(student, teacher, head, teacher_head, items, weights)
-        else:
-            summed, metrics = distil(
-                student,
-                teacher,
-                head.weight,
-                head.bias,
-                divergence=self.divergence,
-                token_weights=weights if items else None,
-                teacher_weight=None if teacher_head is head else teacher_head.weight,
-                teacher_bias=None if teacher_head is head else teacher_head.bias,
-                transform=head.transform,
-            )
-        return summed, metrics, sites
+        return weights
 
     def _states(self, teacher_model: Any, items: Sequence[SdpoItem]) -> Tensor:
         """Return the teacher's hidden states of items. With `keep`, each item is computed once for a generation

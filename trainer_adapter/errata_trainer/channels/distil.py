@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .arguments import positive, shaped
 from .heads import Transform
-from .sdpo import Divergence, log_probabilities
+from .sdpo import Divergence, compare_lists, log_probabilities
 
 CHUNK_ELEMENTS = 2**24
 """Logits of one chunk: 64 MiB in float32, of which a divergence and its gradient hold about ten."""
@@ -131,15 +131,69 @@ def distil(
     per_token, stats = _of_rows(
         student_hidden, weight, bias, rows, chunk_elements, (teacher_hidden.detach().to(dtype),)
     )
-    if stats is None:
-        raise RuntimeError("the divergence was not measured")
-    weights = token_weights(stats[:, 0]) if callable(token_weights) else token_weights
-    if weights is not None:
-        shaped("token_weights", weights, (len(student_hidden),), "[N]")
-        per_token = per_token * weights.detach().to(per_token.dtype)
-    sums = stats.sum(0)
-    tokens = torch.full((), len(student_hidden), dtype=sums.dtype, device=sums.device)
-    return per_token.sum(), DistilMetrics(tokens, sums[0], sums[1], sums[2])
+    return _weighted(per_token, stats, token_weights)
+
+
+def distil_lists(
+    student_hidden: Tensor,
+    ids: Tensor,
+    teacher_logprobs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    divergence: Divergence,
+    token_weights: Callable[[Tensor], Tensor] | None = None,
+    transform: Transform | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, DistilMetrics]:
+    """Return `distil` with a teacher elsewhere, of which only the likeliest tokens of each position are known.
+
+    With lists of ``divergence.top_k`` ids it is `distil` of hidden states, with ``support="teacher"``.
+
+    Args:
+        student_hidden: ``[N, H]`` hidden states at the positions that predict the N target tokens.
+        ids: ``[N, K]`` int64 ids of the teacher's lists, distinct in each list.
+        teacher_logprobs: ``[N, K]`` the teacher's log-probabilities of ``ids`` at the divergence's temperature; no
+            gradient flows into it.
+        weight: ``[V, H]`` weight of the output embedding; gets a gradient if it requires one.
+        bias: ``[V]`` bias of the output embedding, or None.
+        divergence: Divergence with its options; the lists are its ``top_k`` and ``support``.
+        token_weights: Function that returns the weight of each token in the sum from the divergences ``[N]`` before the
+            clip. None weighs each token 1. No gradient flows into them.
+        transform: Function that the model applies to its logits ``[C, V]`` after the projection, row by row; None for
+            none.
+        chunk_elements: Most logits of a chunk: its rows times V. A chunk has at least one row.
+
+    Returns:
+        The sum over tokens (0-d, float32 at least, attached, 0 for N = 0), and its metrics; see `distil`.
+
+    Raises:
+        ValueError: Other than N lists, or another shape that does not fit; an id beyond the vocabulary.
+    """
+    if ids.dim() != 2 or len(ids) != len(student_hidden):
+        raise ValueError(f"{len(student_hidden)} positions of the student, ids are {list(ids.shape)}: give [N, K]")
+    shaped("teacher_logprobs", teacher_logprobs, tuple(ids.shape), "as ids")
+    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < len(weight)):
+        raise ValueError(f"ids have to lie in [0, {len(weight)}), they go from {int(ids.min())} to {int(ids.max())}")
+    _check_head("", student_hidden, weight, bias)
+    shape = transform or _as_they_are
+    unclipped = replace(divergence, token_clip=None)
+
+    def rows(measured: bool, logits: Tensor, listed: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor | None]:
+        student = log_probabilities(shape(logits), divergence.temperature)
+        known = torch.ones_like(listed, dtype=torch.bool)
+        few = student.gather(-1, listed)
+        value = compare_lists(divergence, few, teacher.to(student.dtype), known)
+        if not measured:
+            return value, None
+        with torch.no_grad():
+            whole = compare_lists(unclipped, few, teacher.to(student.dtype), known)
+            entropy = -(student.exp() * student).sum(-1)
+        return value, torch.stack((whole, entropy, (whole > value).to(whole.dtype)), -1)
+
+    extras = (ids, teacher_logprobs.detach())
+    per_token, stats = _of_rows(student_hidden, weight, bias, rows, chunk_elements, extras)
+    return _weighted(per_token, stats, token_weights)
 
 
 def action_logprobs(
@@ -181,6 +235,21 @@ def action_logprobs(
         return log_probs.gather(-1, ids[:, None])[:, 0], None
 
     return _of_rows(hidden, weight, bias, rows, chunk_elements, (target_ids,))[0]
+
+
+def _weighted(
+    per_token: Tensor, stats: Tensor | None, token_weights: Tensor | Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, DistilMetrics]:
+    """Return the weighted sum of divergences ``[N]``, and the metrics of their statistics ``[N, 3]``."""
+    if stats is None:
+        raise RuntimeError("the divergence was not measured")
+    weights = token_weights(stats[:, 0]) if callable(token_weights) else token_weights
+    if weights is not None:
+        shaped("token_weights", weights, (len(per_token),), "[N]")
+        per_token = per_token * weights.detach().to(per_token.dtype)
+    sums = stats.sum(0)
+    tokens = torch.full((), len(per_token), dtype=sums.dtype, device=sums.device)
+    return per_token.sum(), DistilMetrics(tokens, sums[0], sums[1], sums[2])
 
 
 def project(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

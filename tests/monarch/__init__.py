@@ -1,0 +1,1 @@
+"""Tests that need Monarch, which VeRL's environment has, too: ``make test-monarch``."""
