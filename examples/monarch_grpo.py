@@ -36,7 +36,8 @@ from errata_trainer.episodes.record import EpisodeRecord
 from errata_trainer.episodes.recorded import RecordedEpisode
 from errata_trainer.episodes.served import Connect, served_environment
 from errata_trainer.episodes.tools import schema_of
-from errata_trainer.recipes.monarch import DelayedRewards, LateScore, ReplayTeachers, SDPOTeacher
+from errata_trainer.recipes.monarch import DelayedRewards, LateScore, ReplayTeachers
+from errata_trainer.recipes.monarch.distillation import SDPOTeacher
 from errata_trainer.settings import ChannelSettings
 from errata_trainer.teachers import Answer, Budget, FakeTeacher, Prompter, RawCall, TeacherPool
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
@@ -138,6 +139,7 @@ class Generator(Actor):
     """Samples turns of the policy."""
 
     def __init__(self, script):
+        torch.set_num_threads(1)  # the actors share the cores
         self.tokenizer, self.model = tokenizer_of(script), Model(script)()
 
     @endpoint
@@ -207,6 +209,7 @@ class Trainer(Actor):
 
     def __init__(self, url, script, directory):
         torch.manual_seed(0)
+        torch.set_num_threads(1)
         self.url, self.script, self.directory = url, script, directory
         self.tokenizer, self.model = tokenizer_of(script), Model(script)()
 

@@ -19,11 +19,11 @@ from errata_trainer.assembly.losses import ChannelLosses
 from errata_trainer.assembly.preferences import PAIRS
 from errata_trainer.channels.compose import DPO, SDPO
 from errata_trainer.monitoring.metrics import Metrics
-from errata_trainer.recipes.monarch import SDPOTeacher
+from errata_trainer.recipes.monarch.distillation import SDPOTeacher
 from errata_trainer.settings import ChannelSettings
 from tests.machine_speed import SLOWDOWN
 
-from .scripted import items, model, moved, rollouts
+from .models import items, model, moved, rollouts
 
 RATE, ALPHA = 0.3, 2.0
 NEAR: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}

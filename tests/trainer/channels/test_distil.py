@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from errata_trainer.channels.distil import DistilMetrics, action_logprobs, distil
-from errata_trainer.channels.sdpo import Divergence
+from errata_trainer.channels.distil import DistilMetrics, action_logprobs, distil, distil_lists
+from errata_trainer.channels.sdpo import Divergence, log_probabilities
 
 N, H, V = 11, 5, 13
 
@@ -197,3 +197,51 @@ def test_nothing_larger_than_a_chunk_or_an_input_is_made_in_either_direction(tok
     with Largest() as plain:
         Divergence()(student @ weight.T, torch.randn(tokens, hidden) @ weight.T).sum().backward()
     assert plain.numel >= tokens * vocabulary
+
+
+@pytest.mark.parametrize("chunk", [3 * V, 10**9])
+@pytest.mark.parametrize("transform", [None, softcap])
+@pytest.mark.parametrize(
+    "divergence",
+    [
+        Divergence(0.3, 1.3, top_k=4, tail=True),
+        Divergence(0.0, 0.7, 0.05, top_k=3),
+        Divergence(1.0, 1.0, 0.1, "token", top_k=5, tail=True),
+    ],
+    ids=["tail", "renormalised", "clipped"],
+)
+def test_a_teachers_lists_make_the_loss_of_its_hidden_states(
+    divergence: Divergence, transform: Any, chunk: int
+) -> None:
+    t = inputs()
+
+    def weights(divergences: Tensor) -> Tensor:
+        return torch.linspace(0.5, 2.0, N, dtype=torch.float64) * (divergences > 0.01)
+
+    options: dict[str, Any] = {"divergence": divergence, "token_weights": weights, "transform": transform}
+    expected, measured = distil(t["student"], t["teacher"], t["weight"], t["bias"], **options)
+    with torch.no_grad():
+        logits = torch.nn.functional.linear(t["teacher"], t["weight"], t["bias"])
+        found = log_probabilities(logits if transform is None else transform(logits), divergence.temperature)
+        best = found.topk(divergence.top_k, dim=-1)
+    loss, metrics = distil_lists(
+        t["student"], best.indices, best.values, t["weight"], t["bias"], chunk_elements=chunk, **options
+    )
+    torch.testing.assert_close(loss, expected)
+    for name in ("tokens", "divergence", "entropy", "clipped"):
+        torch.testing.assert_close(getattr(metrics, name), getattr(measured, name))
+    expected_grads = torch.autograd.grad(expected, leaves(t))
+    torch.testing.assert_close(torch.autograd.grad(loss, leaves(t)), expected_grads)
+
+
+def test_lists_that_do_not_fit_are_refused_and_none_are_a_loss_of_zero() -> None:
+    t = inputs()
+    divergence = Divergence(top_k=2)
+    ids, logprobs = torch.zeros(N, 2, dtype=torch.int64), torch.zeros(N, 2)
+    head = (t["weight"], t["bias"])
+    for wrong in ((ids[1:], logprobs[1:]), (ids, logprobs[:, :1]), (ids + V, logprobs), (ids - 1, logprobs)):
+        with pytest.raises(ValueError):
+            distil_lists(t["student"], *wrong, *head, divergence=divergence)
+    loss, metrics = distil_lists(t["student"][:0], ids[:0], logprobs[:0], *head, divergence=divergence)
+    loss.backward()
+    assert (float(loss.detach()), float(metrics.tokens)) == (0.0, 0.0)

@@ -1,10 +1,10 @@
 """Teachers and delayed rewards as Monarch actors, beside any trainer; Monarch 0.7 runs on a CPU.
 
-docs/monarch.md has the whole way. TorchForge, which was made on Monarch, is paused and cannot be installed: nothing
-here was run with it.
+docs/monarch.md has the whole way. `errata_trainer.recipes.monarch.distillation` has the teacher of channel 2; it needs
+torch, and what is here does not. TorchForge, which was made on Monarch, is paused and cannot be installed: nothing here
+was run with it.
 """
 
-from .distillation import SDPOTeacher, SDPOTeacherActor
 from .replay import ActorTeacher, ReplayTeachers, TeacherGone, TeacherReplayActor
 from .rewards import DelayedRewards, LateScore
 
@@ -13,8 +13,6 @@ __all__ = [
     "DelayedRewards",
     "LateScore",
     "ReplayTeachers",
-    "SDPOTeacher",
-    "SDPOTeacherActor",
     "TeacherGone",
     "TeacherReplayActor",
 ]
