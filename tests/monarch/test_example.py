@@ -41,9 +41,9 @@ def test_the_example_trains_with_three_channels(server: ServerProcess) -> None:
     printed = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("made", "counts")))
     made, counts = (ast.literal_eval(printed[name]) for name in ("made", "counts"))
     for step in made:
-        assert step["rollouts"] == step["late scores"] == 6
+        assert 0 < step["rollouts"] == step["late scores"] <= 6, "those that were not lost"
     channels = {name for step in made for name in step if name.startswith("loss/")}
     assert channels == {"loss/grpo", "loss/sdpo_kl", "loss/trace_replay_dpo"}, "all three in two steps"
     assert sum(step["sites"] for step in made) > 0 and sum(step["pairs"] for step in made) > 0
-    assert counts["rewards/posted"] == 12 and counts["teachers/posted"] > 0
+    assert counts["rewards/posted"] == sum(step["late scores"] for step in made) and counts["teachers/posted"] > 0
     assert not any(value for name, value in counts.items() if "failed" in name or "not_scored" in name), counts
