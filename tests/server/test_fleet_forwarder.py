@@ -11,6 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from errata_server.fleet import forwarder as forwarders
+from errata_server.fleet.board import Phase
 from errata_server.fleet.forwarder import ASK_S, LOOK_S, Forwarder
 from errata_server.fleet.member import Member
 
@@ -32,6 +33,9 @@ class _Other:
 
     def is_drained(self, worker: int) -> bool:
         return False
+
+    def phase(self, worker: int) -> Phase:
+        return Phase.SERVES
 
     async def wait(self, tasks: set[Any], *, timeout: float) -> tuple[set[Any], set[Any]]:
         """Stand in for `asyncio.wait`: time passes at once."""
