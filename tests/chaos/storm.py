@@ -92,9 +92,9 @@ class Plan:
         sockets: On how many connections.
         at_once: How many of them have a step under way.
         seconds: How long faults are done, opening and the last steps not counted.
-        kills: How often the server is killed with -9 meanwhile, or one of its workers where it has several.
-        workers: Processes that serve. With several, clients of OpenEnv play too, and other faults hit one of them.
-        supervisor_kills: How often all of several workers are killed with their supervisor.
+        kills: Number of times that the server is killed with -9, or one of its workers where it has several.
+        workers: Number of processes that serve. With several, clients of OpenEnv play too, and other faults hit one.
+        supervisor_kills: Number of times that all of several workers are killed with their supervisor.
         calmer: Other faults for each kill.
         recover_s: How long the last step of every session may take.
         seed: Of all that is drawn: it gives the same faults again, and not the same run.
@@ -128,8 +128,8 @@ class Report:
         stalled: Times that nothing was answered for `Plan.recover_s` with the server up.
         unacknowledged: Refusals and rolled-back failures, by code; nothing acted.
         compared: Deliveries that were compared with state(t).
-        stock_steps: Steps that were answered to clients of OpenEnv, whose episodes end with their sockets.
-        stock_ended: How their episodes ended, by the type of the error.
+        stock_steps: Number of steps that were answered to clients of OpenEnv, whose episodes end with their sockets.
+        stock_ended: Number of their episodes that a fault ended, by the type of the error.
         faults: What was done how often.
         log: Errors in the servers' logs.
         seconds: From the first open to the last answer.
