@@ -417,11 +417,11 @@ class Storm:
     def _ended(self) -> None:
         assert self._server is not None
         self._proxy.upstream = None
-        told = False
+        of_error = False
         for line in self._server.log:
-            # What follows an error is told with it, up to the next line with a time.
-            told = "ERROR" in line or "Traceback" in line or (told and not line.startswith("20"))
-            if told:
+            # Lines without a time belong to the one before: the rest of a traceback is kept with its error.
+            of_error = "ERROR" in line or "Traceback" in line or (of_error and not line.startswith("20"))
+            if of_error:
                 self.report.log.append(line.strip())
 
     async def _kill(self) -> None:

@@ -89,7 +89,7 @@ async def test_a_drained_worker_serves_again(tmp_path: Path, monkeypatch: pytest
             await connection.aclose()  # the socket keeps its sessions attached
             eid = await ended_at(names[2])
             assert "is drained" in await asked("drain", shard)
-            assert deleted(eid) == (503, False), "whether it has a fork there cannot be told"
+            assert deleted(eid) == (503, False), "the drained worker may have a fork of it"
             directory = shards(tmp_path, WORKERS)[place]
             if place:
                 directory.rename(tmp_path / "moved")

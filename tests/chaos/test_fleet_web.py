@@ -90,8 +90,8 @@ def test_the_pages_are_those_of_one_process_whichever_worker_accepts(tmp_path: P
             updates.recv(timeout=GIVE_UP_S)
             for n in range(1, 25):
                 assert step(url) == n
-                told = json.loads(updates.recv(timeout=GIVE_UP_S))["episode_state"]
-                assert (told["step_count"], told["current_observation"]["n"]) == (n, n)
+                state = json.loads(updates.recv(timeout=GIVE_UP_S))["episode_state"]
+                assert (state["step_count"], state["current_observation"]["n"]) == (n, n)
             kept = [httpx.Client(base_url=url, timeout=GIVE_UP_S) for _ in range(24)]
             for client in kept:
                 assert client.get("/schema").status_code == 200, "no page: the connection is any worker's"

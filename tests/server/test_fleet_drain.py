@@ -320,8 +320,7 @@ def test_what_was_handed_to_a_worker_that_ended_meanwhile_is_closed(tmp_path: Pa
 
 
 class Server:
-    """What the command is told: a worker that has two sessions, then one, then none, and has ended, until it is asked
-    to serve again."""
+    """Answers the command: a worker has two sessions, then one, then none, and has ended; asked to, it serves again."""
 
     def __init__(self) -> None:
         self.left = [2, 2, 1]
@@ -363,7 +362,7 @@ def test_the_command_shows_what_is_left_until_the_worker_has_ended(server: Serve
     assert run("drain", NAMES[1]).splitlines() == [
         f"{NAMES[1]} is draining; sessions left: 2",
         f"{NAMES[1]} is draining; sessions left: 1",
-        f"{NAMES[1]} is drained: /d/shards/1 is kept, and not served until the next start",
+        f"{NAMES[1]} is drained: /d/shards/1 is kept, and not served until the next start or errata fleet undrain",
     ]
     assert server.asked[1] == ("/fleet/drain", {"shard": NAMES[1]})
 

@@ -39,6 +39,8 @@ DRAIN_S = 40.0
 LOOK_S = 0.5
 """Time between two looks at a worker that drains, seconds."""
 
+Shard = Annotated[str, typer.Argument(metavar="SHARD", help="Name of its shard, as errata fleet workers shows it.")]
+
 DataDir = Annotated[
     Path | None,
     typer.Option(
@@ -68,7 +70,7 @@ def workers(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @cli.command("drain")
 def drain(
-    shard: Annotated[str, typer.Argument(metavar="SHARD", help="Name of its shard, as errata fleet workers shows it.")],
+    shard: Shard,
     data_dir: DataDir = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the worker has ended.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: a line at each change.")] = False,
@@ -85,7 +87,10 @@ def drain(
         if as_json:
             typer.echo(json.dumps(one))
         elif one["drained"]:
-            typer.echo(f"{shard} is drained: {one['directory']} is kept, and not served until the next start")
+            typer.echo(
+                f"{shard} is drained: {one['directory']} is kept, and not served until the next start "
+                "or errata fleet undrain"
+            )
         else:
             typer.echo(f"{shard} is {_state(one)}; sessions left: {one['sessions_left'] or 0}")
         if not wait:
@@ -94,7 +99,7 @@ def drain(
 
 @cli.command("undrain")
 def undrain(
-    shard: Annotated[str, typer.Argument(metavar="SHARD", help="Name of its shard, as errata fleet workers shows it.")],
+    shard: Shard,
     data_dir: DataDir = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the worker serves.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: a line at each change.")] = False,

@@ -320,7 +320,9 @@ class _Supervisor:
         with suppress(FileNotFoundError):
             door.rename(door.with_suffix(CLOSED))
         log.warning(
-            "worker %d is drained: %s is not served until the next start", number, self._plan.directories[number]
+            "worker %d is drained: %s is not served until the next start or errata fleet undrain",
+            number,
+            self._plan.directories[number],
         )
 
     def _return(self) -> None:

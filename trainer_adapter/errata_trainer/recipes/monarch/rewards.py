@@ -32,7 +32,7 @@ _CLOSING_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class LateScore:
-    """A score of a delivery that was made after it, by whoever holds the port.
+    """A score that a delivery gets later, from an actor that has the port.
 
     Attributes:
         eid: Key of the episode.
@@ -73,7 +73,9 @@ class DelayedRewards:
         self._thread.start()
 
     def collect(self, eids: Sequence[str], *, source: str, deadline_s: float) -> dict[str, float | None]:
-        """Return the late rewards of episodes from the server: the sum of a source's, whoever posted them.
+        """Read late rewards from the server, and return the sum of those with one source for each episode.
+
+        Rewards count that others posted with this source, too.
 
         Args:
             eids: Keys of the episodes.

@@ -1,8 +1,8 @@
 """`Supervisor`: an actor beside the trainer that owns processes with one actor each, and begins those anew that die.
 
 Monarch ends a client when nobody takes the failure of a mesh. Here the supervisor takes it: it is an actor in the
-trainer's own process, so nothing else can die. Monarch notices a killed process after about nine seconds; what waits
-for its actor is told then, or finds out earlier by asking whether it answers at all.
+trainer's own process, so nothing else can die. Monarch reports a killed process after about nine seconds. A call that
+waits for its actor ends then, or earlier, if the actor does not answer when it is asked whether it is alive.
 """
 
 from __future__ import annotations
