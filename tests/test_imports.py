@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hangs import HANGS_S
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("protocol", "server", "client", "envs", "trainer_adapter", "bench")
 
@@ -26,7 +28,7 @@ def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-c", "from importlinter.cli import lint_imports_command as main; main()"]
     return subprocess.run(
         [*command, *(options or ("--no-cache",))],
-        cwd=root, env=environment, capture_output=True, text=True, timeout=120, check=False,
+        cwd=root, env=environment, capture_output=True, text=True, timeout=HANGS_S, check=False,
     )  # fmt: skip
 
 
@@ -204,7 +206,7 @@ def test_importing_what_an_environment_publishes_loads_no_server() -> None:
         "loaded = [name for name in sys.modules if name.startswith(server)]\n"
         "sys.exit(str(loaded) if loaded else 0)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert result.returncode == 0, result.stderr
 
 
@@ -213,14 +215,14 @@ def test_the_modules_that_a_step_enters_are_those_of_the_design_page() -> None:
     command = [sys.executable, "scripts/step_modules.py", "--check"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])}
     result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANGS_S, check=False
     )
     assert result.returncode == 0, result.stderr
 
 
 def test_the_picture_of_the_packages_is_that_of_the_contract() -> None:
     command = [sys.executable, "scripts/rooms_picture.py", "--check"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert result.returncode == 0, result.stdout
 
 
@@ -234,7 +236,7 @@ def test_the_names_that_others_import_stay() -> None:
         "assert errata_server.app.HTTPEnvServer is errata_server.HTTPEnvServer\n"
         "errata_server.app.create_fastapi_app, errata_server.settings.Settings, errata_server.process.ServerProcess"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert result.returncode == 0, result.stderr
     submodules = {file.stem for file in (ROOT / "server/errata_server").rglob("*.py")}
     assert "main" not in submodules, "it would share an attribute with the function errata_server.cli.main"

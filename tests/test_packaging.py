@@ -25,6 +25,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.hangs import HANGS_S
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -109,7 +111,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     if Version(importlib.metadata.version("setuptools")) < Version("77"):
         target = tmp_path_factory.mktemp("backend")
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), "setuptools>=77"]
-        subprocess.run(command, check=True, timeout=120)
+        subprocess.run(command, check=True, timeout=HANGS_S)
         environment["PYTHONPATH"] = str(target)
     return environment
 
@@ -132,7 +134,7 @@ def build(distribution: Distribution, work: Path, environment: dict[str, str]) -
     unpacked.mkdir(parents=True)
     call(work / "source" / distribution.folder, environment, "build_sdist", out)
     (sdist,) = out.glob("*.tar.gz")
-    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(unpacked)], check=True, timeout=60)
+    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(unpacked)], check=True, timeout=HANGS_S)
     call(unpacked / sdist.name.removesuffix(".tar.gz"), environment, "build_wheel", out)
     (wheel,) = out.glob("*.whl")
     return Built(distribution, sdist, wheel)
@@ -152,7 +154,7 @@ def call(source: Path, environment: dict[str, str], hook: str, out: Path) -> Non
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_S,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
@@ -272,12 +274,12 @@ with ServerProcess("echo:Echo", Path(sys.argv[1])) as server:
 def test_the_wheels_serve_an_echo_environment_and_list_benchmarks_in_an_empty_environment(
     builds: dict[Distribution, Built], tmp_path: Path
 ) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "venv"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "venv"], cwd=tmp_path, check=True, timeout=HANGS_S)
     venv = tmp_path / "venv/bin"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=480)
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS_S)
 
     pip = (venv / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input")
     installed = run(*pip, builds[ERRATA].wheel)

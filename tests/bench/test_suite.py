@@ -23,6 +23,7 @@ from errata_bench.figures import Round
 from errata_bench.report import Report
 from errata_bench.scenario import Found, Metric, Plan, Scenario, alternate
 from errata_bench.scenarios import SCENARIOS, terminal
+from tests.hangs import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -207,7 +208,7 @@ def test_a_run_that_is_stopped_leaves_no_server_behind_and_prints_its_report(tmp
     while not (below := terminal.descendants(running.pid)):
         time.sleep(0.02)  # a process that is about to start says nothing
     running.send_signal(signal.SIGTERM)
-    out, err = running.communicate(timeout=100)
+    out, err = running.communicate(timeout=HANGS_S)
     assert running.returncode == cli.INTERRUPTED, out + err
     assert "SMOKE RUN" in out
     assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
@@ -223,7 +224,7 @@ def test_a_small_run_measures_another_interpreter_and_leaves_stock_out(tmp_path:
     out = tmp_path / "report.json"
     words = ["--only", "steps-async", "--sessions", "4", "--seconds", "0.1", "--no-stock", "--against", str(python)]
     running = started(*words, "--json", str(out), "--data-dir", str(tmp_path / "data"))
-    out_text, err = running.communicate(timeout=100)
+    out_text, err = running.communicate(timeout=HANGS_S)
     assert running.returncode == 0, out_text + err
     report = Report.model_validate_json(out.read_text())
     assert report.against is not None
@@ -243,7 +244,7 @@ def test_a_small_run_against_both_servers_gives_a_report_of_the_schema(tmp_path:
     out = tmp_path / "report.json"
     words = ["--only", "plain-async", "--sessions", "4", "--seconds", "0.1", "--json", str(out)]
     running = started(*words, "--data-dir", str(tmp_path / "data"))
-    out_text, err = running.communicate(timeout=100)
+    out_text, err = running.communicate(timeout=HANGS_S)
     assert running.returncode == 0, out_text + err
     assert "SMOKE RUN" in out_text
     assert re.search(r"\$ errata bench --only plain-async --quick --sessions 4 ", out_text)

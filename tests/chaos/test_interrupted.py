@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from errata_server.process import ServerProcess
+from tests.hangs import HANGS_S
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -71,7 +72,7 @@ def test_no_server_and_no_disk_is_left(program: list[str], signals: list[signal.
         for one in signals:
             running.send_signal(one)
         gate.touch()
-        running.communicate(timeout=120.0)
+        running.communicate(timeout=HANGS_S)
     finally:
         running.kill()
     assert running.returncode != 0

@@ -13,6 +13,7 @@ from mux_peer import peered_in_a_thread
 
 from errata_client import Connection, ErrataClient
 from errata_protocol.errors import LocalProtocolError
+from tests.hangs import HANGS_S
 
 
 def test_many_threads_step_their_own_sessions_over_one_socket() -> None:
@@ -102,7 +103,9 @@ print("open", flush=True)
 {end}
 """
     with peered_in_a_thread() as peer:
-        done = subprocess.run([sys.executable, "-c", program, peer.url], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", program, peer.url], capture_output=True, text=True, timeout=HANGS_S
+        )
         assert (done.returncode, done.stdout, done.stderr) == (0, "open\n", "")
         assert [row.status for row in peer.rows.values()] == ["closed"] * 6
 
@@ -124,4 +127,4 @@ sys.stdin.readline()
             peer.silent = True
             process.stdin.write("\n")
             process.stdin.close()
-            assert process.wait(60) == 0
+            assert process.wait(HANGS_S) == 0

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.hangs import HANGS_S
+
 IMPORT = """
 import sys
 import {module}
@@ -38,5 +40,5 @@ assert "gradio" in sys.modules
 )
 def test_openenvs_web_interface_is_imported_when_it_is_used(module: str, use: str) -> None:
     program = IMPORT.format(module=module) + use
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert done.returncode == 0, done.stderr

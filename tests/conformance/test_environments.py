@@ -24,6 +24,7 @@ from errata_conformance.server_side.probe import TALLY, Probe, guess
 from errata_conformance.server_side.run import prepared, run, selected
 from errata_conformance.server_side.target import Target
 from errata_server.process import ServerProcess
+from tests.hangs import HANGS_S
 
 from ..openenv_source import ENVIRONMENTS, needs_openenv_source
 from ..server.local_server import LocalServer
@@ -151,7 +152,7 @@ def scaffold(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``openenv init my_env`` makes."""
     directory = tmp_path_factory.mktemp("scaffold")
     command = [str(Path(sys.executable).parent / "openenv"), "init", "my_env"]
-    subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=HANGS_S)
     return directory / "my_env"
 
 

@@ -34,6 +34,7 @@ from errata_conformance.server_side.target import Target
 from errata_conformance.statements import statements
 from errata_server.process import ServerProcess
 from errata_server.runtime import shard_name
+from tests.hangs import HANGS_S
 
 from .conftest import RFCS, checked, sample
 
@@ -64,7 +65,7 @@ def wrong_server(name: str) -> list[Result]:
 
 def test_the_statements_are_those_of_the_rfcs() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "statements.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -161,7 +162,7 @@ class Process:
 
     @contextmanager
     def up(self) -> Iterator[Process]:
-        subprocess.run(self.start, shell=True, check=True, timeout=60)
+        subprocess.run(self.start, shell=True, check=True, timeout=HANGS_S)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with socket.socket() as probe:
@@ -292,7 +293,7 @@ def test_the_pytest_plugin_has_a_test_for_each_check(tmp_path: Path) -> None:
     with sample("etag-without-quotes") as url:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--conformance", url]
         command += ["--conformance-rfc", "014", "015", "--rootdir", str(tmp_path), "test_mine.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert "1 failed" in done.stdout and "R-015-14" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30  # type: ignore[index]
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 from typing import Any
 
+from tests.hangs import HANGS_S
 from tests.interop.conftest import FOREIGN, GENERATIONS, foreign_environment, foreign_python
 
 __all__ = ["GENERATIONS", "played"]
@@ -24,7 +25,7 @@ def played(generation: str, token: str, port: int) -> tuple[dict[str, Any], dict
         env=foreign_environment(),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -23,6 +23,7 @@ import errata_protocol
 import terminal_env
 from errata_server.process import ServerProcess
 from swe_bench_lite_env.server.offered import bundled
+from tests.hangs import HANGS_S
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
 
@@ -146,7 +147,7 @@ def agent() -> Callable[..., dict[str, Any]]:
     def played(url: str, commands: list[str], task: str, environment: str) -> dict[str, Any]:
         job = {"task": task, "url": url, "environment": environment, "commands": commands}
         done = subprocess.run(
-            [str(python), str(PLAY), json.dumps(job)], capture_output=True, text=True, timeout=200, env=env
+            [str(python), str(PLAY), json.dumps(job)], capture_output=True, text=True, timeout=HANGS_S, env=env
         )
         assert done.returncode == 0, done.stderr[-2000:]
         played: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

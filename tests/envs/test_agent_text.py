@@ -9,6 +9,7 @@ import pytest
 
 from errata_protocol.markers import HINT_TEMPLATE_KEYS, Detection, ErrorKind, ErrorSite
 from terminal_env import SPEC, TerminalObservation, agent_text
+from tests.hangs import HANGS_S
 
 
 def test_the_instruction_is_what_the_agent_reads_first() -> None:
@@ -74,7 +75,7 @@ def test_importing_the_package_loads_neither_server_nor_trainer() -> None:
         "terminal_env.SPEC, terminal_env.TerminalEnv, terminal_env.agent_text\n"
         "assert not {'errata_server', 'torch'} & set(sys.modules), 'after use'\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert done.returncode == 0, done.stderr
 
 

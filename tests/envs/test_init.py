@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from errata_environment.scaffold.cli import main
+from tests.hangs import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +28,7 @@ def installed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """Variables of a process that finds the environment as installed, and the packages of this checkout."""
     site = tmp_path_factory.mktemp("site")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(site)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(folder)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(folder)], check=True, timeout=HANGS_S)
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *(path for path in sys.path if path)])}
 
 

@@ -26,6 +26,7 @@ from terminal_env.server.check.results import (
 )
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import BUNDLED, TASKS_VARIABLE, load_tasks, read_task
+from tests.hangs import HANGS_S
 
 from . import harbor_style
 from .harbor_style import REWARD, STYLES, TOML
@@ -241,7 +242,7 @@ def test_a_result_holds_for_one_content_only(tmp_path: Path) -> None:
 def errata(*arguments: str, results: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "ERRATA_TASK_CHECKS": str(results)}
     command = [sys.executable, "-m", "errata_server.cli", "tasks", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
 @pytest.mark.tasks

@@ -23,6 +23,7 @@ from terminal_env import SPEC, TerminalAction, TerminalEnv, TerminalObservation,
 from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.tasks import load_tasks
 from tests.client.loopback import served
+from tests.hangs import HANGS_S
 
 NAME = "access-report"
 
@@ -158,7 +159,7 @@ def test_openenv_validates_the_package(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

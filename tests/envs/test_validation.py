@@ -25,6 +25,7 @@ from openenv.validation.runtime.contracts import load_runtime_plan
 from errata_server.process import ServerProcess
 from terminal_env import TerminalAction
 from terminal_env.server.tasks import BUNDLED, load_tasks
+from tests.hangs import HANGS_S
 
 PACKAGE = Path(__file__).parents[2] / "envs" / "terminal_env"
 DOORS = ["root", "mounted"]
@@ -38,7 +39,7 @@ def openenv(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANGS_S,
         check=False,
     )
 
@@ -72,7 +73,7 @@ def test_the_application_is_found_from_inside_the_directory() -> None:
     """As ``app: server.app:app`` of openenv.yaml has it."""
     code = "from server.app import app, main; print(app.title, '/ws' in {r.path for r in app.routes})"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PACKAGE, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=PACKAGE, capture_output=True, text=True, timeout=HANGS_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "True"

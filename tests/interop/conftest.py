@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from errata_server.process import ServerProcess
+from tests.hangs import HANGS_S
 from tests.machine_speed import SLOWDOWN
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,7 @@ def drive(generation: str, jobs: list[tuple[str, str]]) -> dict[tuple[str, str],
     """
     command = [foreign_python(generation), str(FOREIGN / "drive.py"), json.dumps(jobs)]
     done = subprocess.run(
-        command, cwd=FOREIGN, env=foreign_environment(), capture_output=True, text=True, timeout=200, check=False
+        command, cwd=FOREIGN, env=foreign_environment(), capture_output=True, text=True, timeout=HANGS_S, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout.splitlines()[-1])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hangs import HANGS_S
+
 from .conftest import DOORS, GENERATIONS, ROOT, foreign_environment, foreign_python, through
 
 pytestmark = pytest.mark.sandbox
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.sandbox
 def validate(generation: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(foreign_python(generation)).with_name("openenv")), "validate", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=foreign_environment(), capture_output=True, text=True, timeout=100, check=False
+        command, cwd=ROOT, env=foreign_environment(), capture_output=True, text=True, timeout=HANGS_S, check=False
     )
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hangs import HANGS_S
+
 SEALED = Path(__file__).with_name("sealed_interpreter.py")
 
 USE = r'''
@@ -105,7 +107,7 @@ def all_modules() -> list[str]:
 
 def sealed(code: str, modules: list[str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-W", "error", str(SEALED), str(package().parent), *modules]
-    return subprocess.run(command, input=code, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, input=code, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
 def test_importing_and_using_every_module_touches_nothing() -> None:
@@ -146,5 +148,5 @@ def test_the_seal_catches(impure: str) -> None:
 def test_the_seal_catches_a_module_that_reads_a_file_when_imported(tmp_path: Path) -> None:
     (tmp_path / "impure.py").write_text("DATA = open(__file__, 'rb').read()\n")
     command = [sys.executable, "-P", str(SEALED), str(tmp_path), "impure"]
-    result = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, input="", capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert result.stdout.startswith("import: open")

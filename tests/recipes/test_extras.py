@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.hangs import HANGS_S
+
 ROOT = Path(__file__).parents[2]
 OURS = "openenv-errata"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -91,7 +93,7 @@ def test_a_recipe_imports_what_its_extra_brings(extra: str, others: dict[str, st
         [sys.executable, "-I", "-S", "-c", PROGRAM, paths, extra, *others],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

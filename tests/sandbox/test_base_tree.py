@@ -26,6 +26,7 @@ from errata_server.sandbox.base_trees.recipe import (
 from errata_server.sandbox.base_trees.tree import BaseTree, build_base, find_base, needs_build
 from errata_server.sandbox.base_trees.verifier_packages import install_verifier_packages
 from errata_server.sandbox.host.privileges import check_privileges
+from tests.hangs import HANGS_S
 
 
 def plain_tree(root: Path, *, package: str = "bash 5.2") -> Path:
@@ -353,7 +354,7 @@ class TestTheDefaultTree:
         enter = f'{mounts} && exec chroot --userspec={AGENT_UID}:{AGENT_UID} {tree.root} /bin/bash -c "$0"'
         arguments = ["unshare", "--mount", "--net", "--", "/bin/sh", "-c", enter, command]
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/home/agent", "LC_ALL": "C.UTF-8"}
-        return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
     def test_it_comes_from_todays_recipe(self, tree: BaseTree) -> None:
         assert not needs_build(directory=tree.root.parent.parent)

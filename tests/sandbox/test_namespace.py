@@ -25,6 +25,7 @@ from errata_server.sandbox.files.walk import usage
 from errata_server.sandbox.layers.store import MAX_CHAIN
 from errata_server.sandbox.namespace.backend import NamespaceBackend
 from errata_server.sandbox.namespace.runner_pool import Runner
+from tests.hangs import HANGS_S
 
 pytestmark = pytest.mark.sandbox
 
@@ -536,7 +537,7 @@ def test_a_read_only_proc_sys_as_in_a_container_does_not_matter(data_dir: Path) 
         ["unshare", "--mount", "--net", "sh", "-c", container, "sh", sys.executable, "-c", program, str(data_dir)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS_S,
         check=False,
     )
     assert "ran" in done.stdout, done.stderr[-2000:]

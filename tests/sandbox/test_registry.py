@@ -17,6 +17,7 @@ from errata_server.sandbox import registry
 from errata_server.sandbox.base import BackendConfig
 from errata_server.sandbox.fake.backend import FakeBackend
 from errata_server.settings import Settings
+from tests.hangs import HANGS_S
 
 BACKEND = """
 from errata_server.sandbox.base import BackendType, Finding
@@ -57,14 +58,14 @@ def elsewhere(tmp_path: Path) -> dict[str, str]:
 
 
 def python(code: str, env: dict[str, str]) -> str:
-    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=HANGS_S)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 def errata(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "errata_server.cli", *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANGS_S)
 
 
 def test_our_own_backends_are_entry_points() -> None:

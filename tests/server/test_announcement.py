@@ -15,6 +15,7 @@ from errata_server.environments.recovery_class import recovery_of
 from errata_server.process import ServerProcess
 from errata_server.serve.server import Bind, build
 from errata_server.settings import Settings
+from tests.hangs import HANGS_S
 
 from .environments import CountEnvironment
 from .repeatable import DiceEnvironment, UndeclaredEnvironment
@@ -45,7 +46,9 @@ def test_each_environment_says_what_becomes_of_its_sessions_and_the_snippet_runs
         assert f"in the browser: {server.url}/viewer/\n" in text
         snippet = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
         assert f"{server.url}/UndeclaredEnvironment" in snippet
-        ran = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run(
+            [sys.executable, "-c", snippet], capture_output=True, text=True, timeout=HANGS_S, check=False
+        )
         assert ran.returncode == 0 and "text" in ran.stdout, ran.stderr
 
 

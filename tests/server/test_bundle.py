@@ -41,6 +41,7 @@ from errata_server.journal import MemoryJournal, ReadOnlyJournal
 from errata_server.runtime.runtime import Runtime
 from errata_server.serve.bundle_server import Archive, archive_app
 from errata_server.settings import Settings
+from tests.hangs import HANGS_S
 
 from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -409,7 +410,7 @@ def test_the_command_serves_a_bundle_that_our_tools_read(exported: tuple[Path, s
             assert "count" in json.dumps(run("episodes", "--url", url))
         finally:
             process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(HANGS_S) == 0
 
 
 def test_a_public_bind_of_an_archive_needs_a_token(exported: tuple[Path, str, str]) -> None:

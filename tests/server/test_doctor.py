@@ -21,6 +21,7 @@ from errata_server.sandbox.namespace import checks
 from errata_server.sandbox.namespace.backend_type import NamespaceType
 from errata_server.sandbox.namespace.probes import Probes, SandboxTrial
 from errata_server.settings import Settings
+from tests.hangs import HANGS_S
 
 ROOT = BackendInfo("namespace", frozenset({"memory_bytes", "pids"}), (), "root", 1)
 USER = BackendInfo("namespace", frozenset({"pids"}), (), "rootless", 0)
@@ -249,7 +250,7 @@ def test_a_run_on_this_machine_agrees_with_its_exit_status(tmp_path: Path) -> No
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "errata_server.cli", "doctor", "--data-dir", str(tmp_path / "data")]
-    result = subprocess.run([*command, "--port", str(port), "--json"], capture_output=True, text=True, timeout=100)
+    result = subprocess.run([*command, "--port", str(port), "--json"], capture_output=True, text=True, timeout=HANGS_S)
     found = json.loads(result.stdout)
     verdicts = {finding["name"]: finding["verdict"] for finding in found["findings"]}
     assert result.returncode == 0 and found["works"], found
@@ -259,7 +260,7 @@ def test_a_run_on_this_machine_agrees_with_its_exit_status(tmp_path: Path) -> No
         [*command, "--port", str(port)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANGS_S,
         env={**os.environ, "ERRATA_BASE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
     )
     assert text.returncode == 1

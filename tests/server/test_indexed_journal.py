@@ -41,6 +41,7 @@ from errata_server.journal.index import INDEX, SCHEMA, VERSION
 from errata_server.journal.live import Live
 from errata_server.journal.writer import StoreFailed
 from errata_server.simulation import DiskFaults, LoopWriter, SimulatedDisk, SimulatedMachine, simulated
+from tests.hangs import HANGS_S
 
 from .journal_rows import delivery, episode, reward, session
 
@@ -802,7 +803,7 @@ def test_reads_that_go_on_while_the_journal_closes_are_answered_or_refused(journ
     running = threading.Barrier(5)
 
     def read() -> None:
-        running.wait(60)
+        running.wait(HANGS_S)
         try:
             while True:
                 assert journal.turns("e1") and journal.delivery("e1", 0) == delivery("e1", 0)
@@ -814,7 +815,7 @@ def test_reads_that_go_on_while_the_journal_closes_are_answered_or_refused(journ
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
-    running.wait(60)
+    running.wait(HANGS_S)
     journal.close()
     for thread in threads:
         thread.join(60)

@@ -26,6 +26,7 @@ from errata_server.log import NoIds, hide_ids, redact
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
+from tests.hangs import HANGS_S
 
 from .asgi_peer import Peer
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -382,7 +383,7 @@ def plain_uvicorn(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         yield found[1], written
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(HANGS_S)
 
 
 def app_of_uvicorn() -> FastAPI:

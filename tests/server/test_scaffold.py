@@ -13,6 +13,7 @@ import pytest
 from errata_client import EnvPool, ErrataClient
 from errata_server.serve.server import Bind, build
 from errata_server.settings import Settings
+from tests.hangs import HANGS_S
 
 from .local_server import LocalServer
 from .test_probe import probed
@@ -22,7 +23,11 @@ from .test_probe import probed
 def scaffold(tmp_path_factory: pytest.TempPathFactory) -> str:
     where = tmp_path_factory.mktemp("scaffold")
     subprocess.run(
-        [sys.executable, "-m", "openenv.cli", "init", "my_env"], cwd=where, check=True, capture_output=True, timeout=300
+        [sys.executable, "-m", "openenv.cli", "init", "my_env"],
+        cwd=where,
+        check=True,
+        capture_output=True,
+        timeout=HANGS_S,
     )
     return str(where / "my_env")
 

@@ -30,6 +30,7 @@ from errata_server.runtime.changes import Changes
 from errata_server.serve.bundle_server import Archive, archive_app
 from errata_server.serve.journal_server import journal_app
 from errata_server.settings import Settings
+from tests.hangs import HANGS_S
 
 from .conftest import connect
 from .environments import CountAction, CountEnvironment, CountObservation
@@ -200,7 +201,7 @@ def viewing(*arguments: str) -> Iterator[str]:
         assert address.endswith("/viewer/"), process.stderr.read()
         yield address
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0, process.stderr.read()
+        assert process.wait(timeout=HANGS_S) == 0, process.stderr.read()
     finally:
         process.kill()
         process.wait()
@@ -219,7 +220,7 @@ def test_a_directory_is_viewed_while_a_server_runs_on_it_and_after_it_was_killed
         "with ErrataClient(sys.argv[1]).sync() as env: env.reset(); env.step({'n': 3})\n"
     )
     with ServerProcess(COUNT, tmp_path) as server:
-        subprocess.run([sys.executable, "-c", play, server.url], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", play, server.url], check=True, timeout=HANGS_S)
         (eid,) = listed(f"{server.url}/viewer/")
         with viewing(str(tmp_path)) as address:
             assert address.startswith("http://127.0.0.1:") and httpx.get(address).status_code == 200
@@ -230,7 +231,7 @@ def test_a_directory_is_viewed_while_a_server_runs_on_it_and_after_it_was_killed
                 404,
                 405,
             )
-            subprocess.run([sys.executable, "-c", play, server.url], check=True, timeout=120)
+            subprocess.run([sys.executable, "-c", play, server.url], check=True, timeout=HANGS_S)
             assert len(listed(address)) == 2  # also what came after the start
         server.kill()
     with viewing(str(tmp_path)) as address:

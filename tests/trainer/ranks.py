@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+from tests.hangs import HANGS_S
+
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d")
 HERE = ("--rdzv_endpoint=127.0.0.1:0", "--local_addr=127.0.0.1")
 
@@ -13,7 +15,7 @@ HERE = ("--rdzv_endpoint=127.0.0.1:0", "--local_addr=127.0.0.1")
 def alone(*command: str | os.PathLike[str]) -> None:
     """Run a program of ours in one process."""
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # also where the machine's own name leads nowhere
-    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=250)
+    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

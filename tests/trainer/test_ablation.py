@@ -46,6 +46,7 @@ from errata_trainer.hints import TemplateHinter
 from errata_trainer.recipes.trl import environment_factory
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 from tests.environments.shelf import SPEC
+from tests.hangs import HANGS_S
 
 TEXTS = [call("read", path="green"), "the word is owl no file", "Find it. One of red, green, blue holds a word."]
 GRPO: dict[str, Any] = {
@@ -320,10 +321,10 @@ def test_the_program_complains_as_the_lessons_say_and_the_hint_names_the_key(tmp
     box, key = next(iter(family.answers.items()))
     wrong = next(one for one in KEYS if one != key)
     program = tmp_path / family.task_id(box) / "environment" / "open"
-    refused = subprocess.run([program, wrong], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run([program, wrong], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S)
     assert (refused.returncode, refused.stderr) == (2, Boxes.complaint(wrong, key))
     assert not (tmp_path / "opened").exists()
-    assert subprocess.run([program, key], cwd=tmp_path, capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run([program, key], cwd=tmp_path, capture_output=True, timeout=HANGS_S).returncode == 0
     assert (tmp_path / "opened").exists()
     hint = hint_of(wrong, key, TemplateHinter())
     assert f"(choose from {key})" in hint and hint.startswith("Hint for your next action: ")

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.hangs import HANGS_S
+
 from ..openenv_source import SOURCE, SUITE
 
 HERE = Path(__file__).parent
@@ -50,7 +52,7 @@ def suite_outcomes(
         env=kept | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

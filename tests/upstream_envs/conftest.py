@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.hangs import HANGS_S
+
 from ..openenv_source import ENVIRONMENTS
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +82,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     options = "--quiet --disable-pip-version-check --no-deps --no-index --no-build-isolation --ignore-requires-python"
     command = [str(PYTHON), "-m", "pip", "install", *options.split(), "--target", str(to)]
     command += [str(archive) for archive in archives.iterdir()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return Installed(to)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from errata_client import ErrataClient
+from tests.hangs import HANGS_S
 
 from ..browser.chromium import Page
 from ..server.local_server import LocalServer
@@ -47,7 +48,7 @@ def run(name: str, text: str, folder: Path) -> bytes:
         command = ["bash", "-c", text]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
-        command, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, timeout=120, check=True
+        command, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, timeout=HANGS_S, check=True
     ).stdout
 
 

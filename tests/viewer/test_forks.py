@@ -21,6 +21,7 @@ from errata_server.cli.source import runtime_for_reading
 from errata_server.runtime.changes import Changes
 from errata_server.serve.journal_server import journal_app
 from errata_server.settings import Settings
+from tests.hangs import HANGS_S
 
 from ..browser.chromium import Page
 from ..server.local_server import LocalServer, serving
@@ -217,7 +218,7 @@ async def fork_here(page: Page) -> tuple[str, str, str, str]:
 
 def run(*command: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PATH": path})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, env={**os.environ, "PATH": path})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

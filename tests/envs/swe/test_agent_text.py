@@ -10,6 +10,7 @@ import pytest
 
 from swe_bench_lite_env import SPEC, SweObservation, agent_text
 from swe_bench_lite_env.models import TOOL_NAMES
+from tests.hangs import HANGS_S
 
 AS_BEFORE = "[directory, variables and functions are as before this command]"
 
@@ -87,5 +88,5 @@ def test_no_field_that_leaves_the_server_can_hold_what_is_secret() -> None:
 )
 def test_importing_a_part_loads_no_other(code: str, free: tuple[str, ...]) -> None:
     check = f"{code}\nimport sys\nprint([name for name in sys.modules if name.startswith({free!r})])"
-    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr

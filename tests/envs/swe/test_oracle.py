@@ -28,6 +28,7 @@ from swe_bench_lite_env.rules.report import (
     run_report,
 )
 from swe_bench_lite_env.rules.verdict import compose_log, judge
+from tests.hangs import HANGS_S
 
 from .conftest import ROOT, missing
 from .made_logs import REPOS, case
@@ -152,7 +153,7 @@ def run_of(command: tuple[str, ...], folder: Path) -> tuple[str, int]:
     """Return what a runner prints, and its exit status. Both generations of swebench get the same log."""
     quiet = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
     result = subprocess.run(
-        command, cwd=folder, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=120
+        command, cwd=folder, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=HANGS_S
     )
     return result.stdout.decode("utf-8", "replace"), result.returncode
 
@@ -200,7 +201,7 @@ def python_of(version: str) -> str:
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for python in (*map(str, found), f"python{version}"):
         try:
-            probe = subprocess.run([python, "-c", ""], capture_output=True, check=False, timeout=60)
+            probe = subprocess.run([python, "-c", ""], capture_output=True, check=False, timeout=HANGS_S)
         except OSError:
             continue
         if probe.returncode == 0:
@@ -235,7 +236,7 @@ def test_our_parsers_are_those_of_the_registry(rules: int) -> None:
         "print(json.dumps({repo: [name for name in PARSER_REGISTRY if PARSER_REGISTRY[name] is parser]\n"
         "  for repo, parser in python.MAP_REPO_TO_PARSER_PY.items()}))"
     )
-    result = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    result = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=HANGS_S)
     theirs = json.loads(result.stdout)
     assert set(theirs) == set(PARSER_OF_REPO)
     for repo, names in theirs.items():
@@ -284,7 +285,7 @@ def test_directives_and_restored_files_are_the_packages(ask: Ask, rules: int) ->
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=HANGS_S,
         ).stdout
     )
     for repo in TEST_COMMANDS:

@@ -23,6 +23,7 @@ from errata_server.cli import commands
 from errata_server.process import ServerProcess
 from swe_bench_lite_env import SweAction, SweBenchLiteEnv, agent_text
 from swe_bench_lite_env.server import offered
+from tests.hangs import HANGS_S
 
 from .served import GOLD, SECRET, TOKENS, serving
 from .served import offer_secret as offer
@@ -257,7 +258,7 @@ def test_stock_openenv_serves_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_openenv_validates_the_package_and_a_running_server(tmp_path: Path) -> None:
     package = Path(str(swe_bench_lite_env.__file__)).parent.resolve()
     command = [sys.executable, "-m", "openenv.cli", "validate", str(package), "--level", "static", "--skip-build"]
-    done = subprocess.run([*command, "--output", str(tmp_path / "r")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "--output", str(tmp_path / "r")], capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stdout + done.stderr
     declared = yaml.safe_load((package / "openenv.yaml").read_text())["validation"]["capabilities"]
     assert declared["declared_task_count"] == {"bundled": len(offered.bundled()[0])}

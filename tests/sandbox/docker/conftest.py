@@ -21,6 +21,7 @@ import pytest
 
 from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.docker.backend import DockerBackend
+from tests.hangs import HANGS_S
 
 IMAGE = "errata/base:default"
 
@@ -75,7 +76,7 @@ class RunningBroker:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        self.process.wait(HANGS_S)
 
 
 def start_broker(engine: str, directory: Path, *owners: str, options: tuple[str, ...] = ()) -> RunningBroker:

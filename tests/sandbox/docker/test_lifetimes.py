@@ -25,6 +25,7 @@ from errata_server.sandbox.base import BackendConfig, Limits, SandboxSnapshot
 from errata_server.sandbox.docker import program
 from errata_server.sandbox.docker.backend import DockerBackend
 from errata_server.sandbox.docker.broker import BrokerRefused
+from tests.hangs import HANGS_S
 from tests.machine_speed import SLOWDOWN
 
 from .conftest import RunningBroker, remove_all, start_broker
@@ -235,7 +236,7 @@ async def test_a_broker_that_ends_in_a_command_is_a_failure_and_comes_back(
     await until(lambda: backend.running == 1)
     await asyncio.sleep(0.5)
     made.process.kill()
-    made.process.wait(60)
+    made.process.wait(HANGS_S)
     with pytest.raises(BrokerRefused, match="the broker closed"):
         await running
     assert backend.trouble is not None
@@ -322,7 +323,7 @@ class OwnEngine:
     def stop(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        self._process.wait(60)
+        self._process.wait(HANGS_S)
 
 
 @pytest.fixture

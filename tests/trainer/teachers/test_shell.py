@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from errata_trainer.teachers.shell import Unreadable, canonical_shell
+from tests.hangs import HANGS_S
 
 SAME = [
     ("ls 'a b'", 'ls "a b"', r"ls a\ b"),
@@ -164,7 +165,7 @@ def test_bash_does_the_same(pieces: list[str]) -> None:
     environment = {"PATH": "/usr/bin:/bin", "x": "p  q", "HOME": "/h"}
 
     def run(*options: str) -> tuple[int, bytes]:
-        ended = subprocess.run(["bash", *options], env=environment, cwd="/", capture_output=True, timeout=60)
+        ended = subprocess.run(["bash", *options], env=environment, cwd="/", capture_output=True, timeout=HANGS_S)
         return ended.returncode, ended.stdout
 
     assume(run("-nc", command)[0] == 0)
