@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _lsprof
-import contextlib
 import ctypes
 import gc
 import itertools
@@ -38,8 +37,9 @@ def calls_of(function: Callable[[], object], at_most: int | None = None) -> int:
         TooMuchWork: It was stopped.
     """
     limit = sys.maxsize - 1 if at_most is None else at_most
-    # From 3.12 on cProfile counts the calls of all threads.
-    calls = _counted_in_c(function, limit) if sys.version_info < (3, 12) else _counted(function, limit)
+    with no_collections():  # what they call depends on what other tests left, and swallows the exception that stops it
+        # From 3.12 on cProfile counts the calls of all threads.
+        calls = _counted_in_c(function, limit) if sys.version_info < (3, 12) else _counted(function, limit)
     if calls > limit:
         raise TooMuchWork(f"more than {limit} calls")
     return calls
@@ -68,26 +68,35 @@ def _counted(function: Callable[[], object], limit: int) -> int:
 
 
 def _counted_in_c(function: Callable[[], object], limit: int) -> int:
-    """Count with cProfile, at a third of the cost: its clock is a counter, which it reads at each call and return."""
-    thread, error = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(TooMuchWork)
+    """Count with cProfile, at a third of the cost: its clock is a counter, which it reads at each call and return.
+
+    Past the limit each reading has the exception raised at the thread's next call, return or jump back. None may be
+    left when the profiler is switched off: that asks the audit hooks, and where one of them is Python's, it would be
+    raised there, and the profiler would stay on.
+    """
+    ident, error = threading.get_ident(), ctypes.py_object(TooMuchWork)
+    this, target = ctypes.c_ulong(ident), ctypes.c_ulong(ident)
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc  # what a clock itself raises is only printed
     numbers = iter(range(limit + 1))
-    clock = itertools.chain(numbers, map(raise_in, itertools.repeat(thread), itertools.repeat(error)))
+    clock = itertools.chain(numbers, map(raise_in, itertools.repeat(target), itertools.repeat(error)))
     profiler = _lsprof.Profiler(clock.__next__, 1.0, True, True)
     before = sys.getprofile()
-    with contextlib.suppress(TooMuchWork):
+    try:
+        profiler.enable()
+        function()
+    except TooMuchWork:
+        pass
+    finally:
+        target.value = 0  # no thread's, so that no more are raised; this is no call, so that none is raised before it
         try:
-            profiler.enable()
-            function()
-        finally:
-            profiler.disable()
-            sys.setprofile(before)
-    calls = limit + 1 - operator.length_hint(numbers)
-    if calls > limit:
-        with contextlib.suppress(TooMuchWork):  # one that is still to be raised
-            raise_in(thread, error)
+            raise_in(this, error)  # the last one, in the place of one that was still to be raised
             while True:
                 pass
+        except TooMuchWork:
+            pass
+        profiler.disable()
+        sys.setprofile(before)
+    calls = limit + 1 - operator.length_hint(numbers)
     for entry in profiler.getstats():
         if entry.code in NOT_COUNTED:
             calls -= 2 * entry.callcount
