@@ -169,7 +169,8 @@ async def test_09_random_bytes_become_valid_json_that_loses_nothing(box: Namespa
 async def test_10_to_12_what_stays_behind_is_killed_and_named(
     box: NamespaceSandbox, command: str, left: tuple[str, ...]
 ) -> None:
-    result = await box.run(f"{command}\nsleep 0.1")
+    there = "until grep -qsx sleep /proc/[0-9]*/comm; do :; done" if left else "true"
+    result = await box.run(f"{command}\n{there}")
     assert not result.timed_out
     assert tuple(sorted(result.killed_background)) == left
     await still_works(box)

@@ -136,14 +136,15 @@ async def test_a_session_reads_its_files_under_every_uid_it_gets(data_dir: Path)
     await box.run("mkdir -m 700 d; echo mine > d/f; chmod 600 d/f")
     snapshot = await box.snapshot()
     forks = [await backend.restore(snapshot) for _ in range(3)]
-    seen = await asyncio.gather(
-        *(
-            fork.run("sleep 0.3; cat /proc/self/uid_map; cat d/f && echo more >> d/f && stat -c %u d/f")
-            for fork in forks
-        )
-    )
-    assert all(result.stdout.endswith("mine\n64000\n") for result in seen), seen
-    assert len({result.stdout for result in seen}) == 3, "each ran under another uid"
+    look = "(cat /proc/self/uid_map; cat d/f && echo more >> d/f && stat -c %u d/f) > seen 2>&1; touch full; sleep 300"
+    running = [await hold(backend, fork, look) for fork in forks]  # all at once, so that each has a uid of its own
+    seen = [(backend.live_dir / fork.id / "u/workspace/seen").read_text() for fork in forks]
+    for one in running:
+        await end(one)
+    assert all(text.endswith("mine\n64000\n") for text in seen), seen
+    assert len(set(seen)) == 3, "each ran under another uid"
+    for fork in forks:
+        await fork.run("rm seen full")
     assert len({await fork.merged_digest() for fork in forks}) == 1
     assert await box.read_file("d/f") == b"mine\n"
     await backend.close()

@@ -44,6 +44,11 @@ async def until(holds: Any, within_s: float = 60.0) -> None:
             await asyncio.sleep(0.05)
 
 
+def sleeping(api: Any, box: Any) -> int:
+    """Return how many programs ``sleep`` run in the container of a sandbox."""
+    return sum(row[-1].split()[0] == "sleep" for row in api.top(box.container)["Processes"])
+
+
 async def test_a_stopped_container_comes_back_with_its_files(docker_backend: DockerBackend, api: Any) -> None:
     box = await docker_backend.open()
     await box.run("cd /tmp; export A=1; echo text > f")
@@ -106,11 +111,13 @@ async def test_a_removed_container_is_lost_with_a_code(docker_backend: DockerBac
     await box.destroy()
 
 
-async def test_a_cancelled_command_leaves_nothing_and_the_sandbox_goes_on(docker_backend: DockerBackend) -> None:
+async def test_a_cancelled_command_leaves_nothing_and_the_sandbox_goes_on(
+    docker_backend: DockerBackend, api: Any
+) -> None:
     box = await docker_backend.open()
     await box.run("echo kept > f")
     running = asyncio.ensure_future(box.run("(setsid sleep 1000 &); sleep 1000", timeout_s=600.0))
-    await asyncio.sleep(0.5)
+    await until(lambda: sleeping(api, box) == 2)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -232,9 +239,8 @@ async def test_a_broker_that_ends_in_a_command_is_a_failure_and_comes_back(
     await backend.start()
     box = await backend.open()
     await box.run("echo kept > f")
-    running = asyncio.ensure_future(box.run("sleep 30", timeout_s=60.0))
-    await until(lambda: backend.running == 1)
-    await asyncio.sleep(0.5)
+    running = asyncio.ensure_future(box.run("sleep 300", timeout_s=600.0))
+    await until(lambda: sleeping(api, box) == 1)
     made.process.kill()
     made.process.wait(HANGS_S)
     with pytest.raises(BrokerRefused, match="the broker closed"):
