@@ -16,6 +16,7 @@
                      and Monarch
     upstream-envs    .cache/upstream-envs: what OpenEnv's own environments import, beside the packages of `.cache/venv`
     cookbook         .cache/cookbook: the Tinker cookbook, beside the packages of `.cache/venv`
+    fleet            .cache/fleet: Ray, HAProxy, and what checks Kubernetes manifests, beside `.cache/venv`
     gem              .cache/gem: the environments' interface of ROLL, beside the packages of `.cache/venv`
     skyrl            .cache/skyrl: SkyRL's Tinker server and an SDK that it understands; it does not hold the project
     upstream-patches .cache/upstream-patches/dist: the published wheel and sdist of OpenEnv
@@ -75,6 +76,7 @@ NAMES = (
     "npm",
     "cookbook",
     "gem",
+    "fleet",
     "skyrl",
 )
 UNUSED_S = 60 * 86_400.0
@@ -491,6 +493,10 @@ class Checkout:
     def gem(self) -> None:
         """Make the Python that runs tests/gem."""
         self._beside("gem")
+
+    def fleet(self) -> None:
+        """Make the Python that runs tests/fleet."""
+        self._beside("fleet")
 
     def _beside(self, name: str) -> None:
         """Make .cache/NAME: what requirements/NAME.lock pins, in an environment that sees .cache/venv too."""

@@ -64,6 +64,7 @@ ERRATA = Distribution(
     (
         "errata_protocol",
         "errata_os",
+        "errata_ray",
         "errata_sandboxd",
         "errata_server",
         "errata_environment",
