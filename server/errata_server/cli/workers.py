@@ -1,4 +1,5 @@
-"""``errata fleet``: shows the workers of a running ``errata serve --workers``, drains one of them, and undoes that.
+"""``errata fleet``: shows the workers of a running ``errata serve --workers``, drains one of them, and undoes that; it
+drains a server of one process, too.
 
 Workers are asked on their Unix sockets, which only the user of the server can open: a token of the address is that of
 somebody who plays episodes, and does not take a worker away from others.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +22,7 @@ import typer
 
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, error_from_wire
 
+from ..runtime import data_lock
 from ..runtime.shard_dirs import sockets_in
 from . import data_dirs
 from .source import Json, directory
@@ -70,8 +74,20 @@ def workers(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @cli.command("drain")
 def drain(
-    shard: Shard,
+    shard: Annotated[
+        str | None,
+        typer.Argument(metavar="[SHARD]", help="Name of its shard, as errata fleet workers shows it."),
+    ] = None,
     data_dir: DataDir = None,
+    server: Annotated[
+        bool, typer.Option("--server", help="Drain a server of one process, in place of a worker.")
+    ] = False,
+    most: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="SECONDS", help="With --server: longest wait; then the status is 1. [default: without end]"
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the worker has ended.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: a line at each change.")] = False,
 ) -> None:
@@ -80,7 +96,17 @@ def drain(
     New sessions go to the other workers. Those that the worker has go on; it ends when none has a client or an
     instance. Its data directory is kept, and served again by the next start of the server with as many workers, or by
     errata fleet undrain. Where this command is interrupted the worker drains all the same.
+
+    With --server, a server of one process ends in the same way: /ready is red and GET /fleet says draining, so that
+    balancers and clients take new sessions elsewhere. Those that come all the same are served.
     """
+    if server:
+        if shard is not None or as_json:
+            raise typer.BadParameter("--server takes no SHARD and no --json: it drains the only process of a server")
+        _drain_server(data_dir, most if wait else 0.0)
+        return
+    if shard is None or most is not None:
+        raise typer.BadParameter("give the SHARD of a worker, without --most; or --server")
     chosen = _running(data_dir, shard)
     _ask(chosen, "/fleet/drain", {"shard": shard}, DRAIN_S)
     for one in _changes(chosen, shard, lambda one: one["drained"]):
@@ -115,6 +141,42 @@ def undrain(
         typer.echo(json.dumps(one) if as_json else f"{shard} is {_state(one)}: {one['directory']}")
         if not wait:
             return
+
+
+def _drain_server(data_dir: Path | None, most_s: float | None) -> None:
+    """Ask a server of one process to end once its sessions have, and wait for its end.
+
+    Args:
+        data_dir: Data directory that the command names.
+        most_s: Longest wait, seconds; None for no end, 0 for no wait.
+
+    Raises:
+        InvalidRequest: No server of one process runs on it, or several do.
+        Exit: The time is over and the server has not ended; status 1.
+    """
+    owners = {
+        one: owner for one in data_dirs.for_reading(data_dir) if (owner := data_lock.draining_owner(one)) is not None
+    }
+    try:
+        if not owners:
+            raise InvalidRequest("no errata serve of one process runs here: give --data-dir with that of the server")
+        owner = owners[data_dirs.only(list(owners))]
+        try:
+            signal.pidfd_send_signal(owner, data_lock.DRAIN_SIGNAL)
+        except PermissionError as error:
+            raise InvalidRequest("the server is another user's: be the user of the server") from error
+        typer.echo("the server drains: it ends once no session has a client or an instance")
+        if most_s == 0:
+            return
+        ended = select.poll()
+        ended.register(owner, select.POLLIN)
+        if not ended.poll(None if most_s is None else most_s * 1000):
+            typer.echo(f"sessions are left after {most_s:g} s: the server still drains", err=True)
+            raise typer.Exit(1)
+        typer.echo("the server is drained and has ended: its data directory is kept")
+    finally:
+        for owner in owners.values():
+            os.close(owner)
 
 
 def _changes(chosen: Path, shard: str, is_last: Callable[[dict[str, Any]], bool]) -> Iterator[dict[str, Any]]:

@@ -19,18 +19,11 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from ..runtime.data_lock import lock
 from ..runtime.shard_name import shard_name
+from ..serve.last_sessions import LastSessions
 from .board import Phase
 from .member import Member
 
 log = logging.getLogger("errata.fleet")
-
-QUIET_S = 5.0
-"""How long a worker that drains has to be without sessions before it ends, seconds: a client whose socket was lost, or
-whose worker was killed, comes back within that time."""
-
-COUNT_S = 1.0
-"""Time between two counts of the sessions that are left, seconds."""
-
 
 DRAIN, UNDRAIN = "/fleet/drain", "/fleet/undrain"
 """Paths on which a worker is asked to drain one, or not to."""
@@ -67,9 +60,7 @@ class Drain:
         self._member = member
         self._left = left
         self._stop = stop
-        self._now = now
-        self._quiet_since: float | None = None
-        self._counted = float("-inf")
+        self._last = LastSessions(left, now)
 
     def _worker_of(self, shard: str) -> int:
         """Return the number of the worker of a shard.
@@ -132,7 +123,7 @@ class Drain:
                 raise InvalidRequest(f"{shard} is not drained: it serves, and there is nothing to undo")
             case Phase.DRAINS if worker == member.worker:
                 board.drain(worker, Phase.SERVES, 0)
-                self._quiet_since = None
+                self._last.forget()
                 log.info("does not drain any more: this worker takes new sessions again")
             case Phase.DRAINS:
                 return await member.ask(worker, UNDRAIN, {"shard": shard})
@@ -148,14 +139,11 @@ class Drain:
 
     def beaten(self) -> None:
         """Called after each heartbeat: note how many sessions are left, and stop where none has been for `QUIET_S`."""
-        board, worker, now = self._member.plan.board, self._member.worker, self._now()
-        if board.phase(worker) is not Phase.DRAINS or now - self._counted < COUNT_S:
+        board, worker = self._member.plan.board, self._member.worker
+        if board.phase(worker) is not Phase.DRAINS or (left := self._last.count()) is None:
             return
-        left, self._counted = self._left(), now
         board.drain(worker, Phase.DRAINS, left)
-        if left or self._quiet_since is None:
-            self._quiet_since = None if left else now
-        elif now - self._quiet_since >= QUIET_S:
+        if self._last.are_over:
             board.drain(worker, Phase.ENDS, 0)
             log.info("drained: no session is left, and this worker ends")
             self._stop()

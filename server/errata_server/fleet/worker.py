@@ -18,6 +18,7 @@ from ..runtime.runtime import Runtime
 from ..sandbox import registry
 from ..serve.connections import Connections
 from ..serve.health_port import STUCK_S
+from ..serve.last_sessions import sessions_left
 from ..serve.server import Served
 from ..workers import MOST_WORKERS, WORKERS
 from .acceptor import Acceptor
@@ -92,7 +93,7 @@ class Worker:
         def stop() -> None:
             server.should_exit = True
 
-        drain = Drain(self.member, lambda: _sessions_left(runtime), stop, runtime.clock.monotonic)
+        drain = Drain(self.member, lambda: sessions_left(runtime), stop, runtime.clock.monotonic)
         runtime.readiness.add(drain.trouble)
         arrivals = Arrivals(self._served.app, runtime, self.member, drain)
         from_others = copy.copy(server.config)
@@ -139,12 +140,6 @@ class Worker:
 def _log_failed(leaving: asyncio.Task[None]) -> None:
     if not leaving.cancelled() and (error := leaving.exception()) is not None:
         log.error("the session of the web interface could not be closed: it is tried again", exc_info=error)
-
-
-def _sessions_left(runtime: Runtime) -> int:
-    """Return how many sessions have a connection, or hold an instance without one."""
-    _, detached = runtime.metrics.sessions()
-    return len(runtime.attached) + detached
 
 
 def _protocol(server: uvicorn.Server, config: uvicorn.Config) -> asyncio.Protocol:

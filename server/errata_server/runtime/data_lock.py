@@ -5,10 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 from errata_protocol.errors import JournalUnavailable
+
+DRAIN_SIGNAL = signal.SIGUSR1
+"""Sent to a server of one process that is to end once its sessions have; only to one that announces it: others end."""
 
 _WAYS = "--data-dir, data_dir= or ERRATA_DATA_DIR"
 
@@ -50,10 +54,39 @@ def lock(directory: Path) -> int:
     return fd
 
 
-def announce_url(directory: Path | None, url: str) -> None:
-    """Write the URL of this server into its data directory, where it has one, for command-line tools."""
+def announce_url(directory: Path | None, url: str, *, drains: bool) -> None:
+    """Write the URL of this server into its data directory, where it has one, for command-line tools.
+
+    Args:
+        directory: The data directory.
+        url: Address of the server.
+        drains: Whether this process takes `DRAIN_SIGNAL`.
+    """
     if directory is not None:
-        (directory / "server.json").write_text(json.dumps({"url": url, "pid": os.getpid()}))
+        (directory / "server.json").write_text(json.dumps({"url": url, "pid": os.getpid(), "drains": drains}))
+
+
+def draining_owner(directory: Path) -> int | None:
+    """Return a pidfd of the process that holds ``directory`` and takes `DRAIN_SIGNAL`; None where there is none here.
+
+    A process id that is written in the directory may be that of another container, or of a process that has ended. So
+    the process has to have the lock file open.
+    """
+    try:
+        found: dict[str, Any] = json.loads((directory / "server.json").read_text())
+        if not isinstance(pid := found["pid"], int) or found.get("drains") is not True:
+            return None
+        owner = os.pidfd_open(pid)
+    except (OSError, ValueError, KeyError):
+        return None
+    try:
+        lock_file = (directory / "lock").stat()
+        if any(os.path.samestat(path.stat(), lock_file) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists()):
+            return owner
+    except OSError:
+        pass
+    os.close(owner)
+    return None
 
 
 def owner_url(directory: Path) -> str | None:

@@ -76,6 +76,7 @@ class Runtime:
         fleet: See above.
         pages: The sessions of OpenEnv's web interface.
         members: The members of the server, of which this process is one.
+        drains: Whether this server of one process is to end once its sessions have (``errata fleet drain --server``).
         store: Access to the journal.
         attached: The sessions that have a connection now.
         rewards: Late rewards.
@@ -143,8 +144,8 @@ class Runtime:
         self.shutdown = Shutdown()
         self.shutdown.on_begin(self.store.stop_compaction)  # the request that waits for it is waited for
         self.shutdown.on_begin(self.store.changes.end)
-        alone = [FleetMember(shard=self.ids.shard, state="up")]
-        self.members = MemberWatch(fleet.members if fleet is not None else lambda: alone)
+        self.drains = False
+        self.members = MemberWatch(fleet.members if fleet is not None else self._alone)
         self.shutdown.on_begin(self.members.end)
         self.lag = LoopLag(self.clock.monotonic)
         self.readiness = Readiness(
@@ -164,6 +165,13 @@ class Runtime:
         self._starting = FairLock()
         self._open()
         self._register_gauges()
+
+    def _alone(self) -> list[FleetMember]:
+        return [FleetMember(shard=self.ids.shard, state="draining" if self.drains else "up")]
+
+    def drain_trouble(self) -> str | None:
+        """Return why a server that drains is to be given no new work; None for one that does not."""
+        return "it drains: it ends once its sessions have" if self.drains else None
 
     def _register_gauges(self) -> None:
         gauge, threads = self.metrics.gauge, self.threads

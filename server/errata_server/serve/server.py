@@ -29,7 +29,7 @@ from ..app.multi_environment import compose, mount_by_name
 from ..doors.auth import LOOPBACK_NAMES, is_loopback
 from ..journal import registry as journal_registry
 from ..log import say
-from ..runtime.data_lock import announce_url
+from ..runtime.data_lock import DRAIN_SIGNAL, announce_url
 from ..runtime.registry import RUNTIMES
 from ..runtime.runtime import Runtime
 from ..sandbox import registry
@@ -39,6 +39,7 @@ from .announcement import announcement_lines, example
 from .connections import Connections
 from .detached_sockets import allows_detached_sockets
 from .health_port import HealthPort, listen_for_probes
+from .last_sessions import LastSessions, sessions_left
 from .uvicorn_protocols import BoundedHttp, BoundedSocket, DetachableSocket, MessageBounds
 
 log = logging.getLogger("errata.server")
@@ -465,10 +466,39 @@ class _AnnouncingServer(_Server):
         self._runtime.shutdown.is_announced = True
         self._url = url
         self._names = ", ".join(spec.name for spec in served.specs)
+        self._last = LastSessions(lambda: sessions_left(self._runtime), self._runtime.clock.monotonic)
+        self._runtime.readiness.add(self._runtime.drain_trouble)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGTERM and SIGINT, and drain on SIGUSR1 if this is a server of one process."""
+        with super().capture_signals():
+            loop = asyncio.get_running_loop()
+            if self._entrance is None:
+                loop.add_signal_handler(DRAIN_SIGNAL, self._begin_to_drain)
+            try:
+                yield
+            finally:
+                loop.remove_signal_handler(DRAIN_SIGNAL)
+
+    def _begin_to_drain(self) -> None:
+        if not self._runtime.drains:
+            self._runtime.drains = True
+            self._last.forget()
+            self._runtime.members.look()
+            left = sessions_left(self._runtime)
+            log.info("drains: this server is to get no new sessions, and ends after the %d that it has", left)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second: stop once the server has been drained."""
+        if self._runtime.drains and not self.should_exit and self._last.count() is not None and self._last.are_over:
+            log.info("drained: no session is left, and this server ends")
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        announce_url(self._runtime.data_dir, self._url)
+        announce_url(self._runtime.data_dir, self._url, drains=self._entrance is None)
         if self._entrance is not None and not await self._entrance.open(self):
             return
         kept = self._runtime.data_dir or "memory only, lost when this process ends"
