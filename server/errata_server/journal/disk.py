@@ -15,6 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Self
 
 
 class Disk(ABC):
@@ -69,6 +70,14 @@ class Disk(ABC):
         """Give a file another name, in one step and in place of a file that had it."""
 
     @abstractmethod
+    def link_from(self, other: Self, name: str) -> None:
+        """Give a file of another directory on the same file system a further name, the same one, here.
+
+        Raises:
+            OSError: The file system has no such links, or this directory has a file of that name.
+        """
+
+    @abstractmethod
     def sync_names(self) -> None:
         """Make it durable which files exist."""
 
@@ -91,15 +100,17 @@ class DirectoryDisk(Disk):
     lock when it returns, so a step should make one and not four.
 
     Args:
-        directory: Where; made with its parents if missing, for its owner alone.
+        directory: Where.
+        make: Whether to make it with its parents if it is missing, for its owner alone.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, make: bool = True) -> None:
         self._directory = directory
         self._space: tuple[float, tuple[int, int]] | None = None
         self._open: dict[tuple[str, bool], io.FileIO] = {}
         self._open_lock = threading.Lock()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if make:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self._directory.iterdir() if path.is_file())
@@ -159,6 +170,9 @@ class DirectoryDisk(Disk):
     def rename(self, name: str, to: str) -> None:
         (self._directory / name).rename(self._directory / to)
         self._forget(name, to)
+
+    def link_from(self, other: Self, name: str) -> None:
+        os.link(other._directory / name, self._directory / name)
 
     def sync_names(self) -> None:
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

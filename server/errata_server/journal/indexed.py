@@ -34,9 +34,10 @@ from .encoding import encoded
 from .index import FAILURES, INDEX, Index, Tally, connect
 from .indexed_reads import IndexedReads
 from .indexed_standing import Standing
+from .leased import NOT_OURS, log_on
 from .live import Live
 from .readers import Readers
-from .segments import SEGMENT_BYTES, Placed, Position, SegmentLog, UnknownPosition, all_gone, random_salt
+from .segments import SEGMENT_BYTES, Placed, Position, UnknownPosition, all_gone, random_salt
 from .writer import GroupWriter, StoreFailed, ThreadWriter, Write
 
 log = logging.getLogger("errata.journal")
@@ -74,6 +75,8 @@ class IndexedJournal(DelegatedReads):
         segment_bytes: A segment that reached this size is followed by another.
         batch_rows: Rows that go to the index together.
         background: Update the index on its own thread; else the commit of the last row of a batch does.
+        is_ours: Returns whether the lease of the data directory is valid, without which nothing is acknowledged; None
+            where one process alone has the directory.
 
     Raises:
         JournalUnavailable: The directory cannot be used, or a record that was durable is damaged or gone.
@@ -93,8 +96,10 @@ class IndexedJournal(DelegatedReads):
         segment_bytes: int = SEGMENT_BYTES,
         batch_rows: int = BATCH_ROWS,
         background: bool = True,
+        is_ours: Callable[[], bool] | None = None,
     ) -> None:
         self._path = directory / INDEX
+        self._is_ours = is_ours
         self._batch_rows = batch_rows
         self._write_lock = threading.Lock()
         """Held while segments are appended to; taken before `_index_lock`."""
@@ -108,7 +113,7 @@ class IndexedJournal(DelegatedReads):
         self._deletions: deque[tuple[str, int, Position]] = deque()
         try:
             own = DirectoryDisk(directory)
-            self._log = SegmentLog(disk or own, salt=salt, segment_bytes=segment_bytes, fsync=fsync)
+            self._log = log_on(disk or own, is_ours, salt=salt, segment_bytes=segment_bytes, fsync=fsync)
             try:
                 self._open()
             except BaseException:
@@ -142,6 +147,8 @@ class IndexedJournal(DelegatedReads):
 
     @property
     def failing(self) -> str | None:
+        if self._is_ours is not None and not self._is_ours():
+            return NOT_OURS
         return self._writer.failing
 
     @property

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from errata_protocol.errors import NotSupported
 
@@ -20,10 +22,14 @@ class JournalConfig:
         directory: Directory of the store's files, and of no others. The store makes it if it is missing, readable for
             its owner alone; a data directory without it has no journal.
         fsync: Whether a commit is synced to the disk before it is answered.
+        is_ours: Returns whether the lease of the data directory is valid. A store with `JournalType.takes_leases`
+            acknowledges only what was durable before this returned True. None where one process alone has the
+            directory.
     """
 
     directory: Path
     fsync: bool = True
+    is_ours: Callable[[], bool] | None = None
 
 
 class JournalType(ABC):
@@ -31,7 +37,13 @@ class JournalType(ABC):
 
     To add a store, subclass this in a package of your own and name the class in an entry point. `registry` finds it,
     and the setting ``journal_store`` selects it by the entry point's name for a data directory that has no journal yet.
+
+    Attributes:
+        takes_leases: Whether it keeps to `JournalConfig.is_ours` and has `take_over`, so that boxes can share a
+            directory.
     """
+
+    takes_leases: ClassVar[bool] = False
 
     @abstractmethod
     def open(self, config: JournalConfig) -> Journal:
@@ -81,3 +93,18 @@ class JournalType(ABC):
             f"the journal in {directory} cannot be repaired: its store ({type(self).__module__}) has no repair; "
             "restore it from a copy"
         )
+
+    def take_over(self, source: Path, target: Path) -> None:
+        """Make a journal in an empty directory of what another has, whose owner may still write to it, durably. All
+        that owner's later changes are without effect on it.
+
+        Args:
+            source: Directory of the other journal's files.
+            target: Directory of the new one's, on the same file system; it does not exist yet.
+
+        Raises:
+            JournalUnavailable: A record that was durable is damaged.
+            NotSupported: This store has no such thing.
+            OSError: A disk cannot be read or written; or ``source`` is being removed.
+        """
+        raise NotSupported(f"the store of the journal in {source} ({type(self).__module__}) takes no leases")

@@ -15,7 +15,8 @@ from .base import Record, Settled
 from .codec import Deletion, Moved, encode_record
 from .disk import Disk
 from .encoding import encoded
-from .segments import SEGMENT_BYTES, SegmentLog, random_salt
+from .leased import NOT_OURS, log_on
+from .segments import SEGMENT_BYTES, random_salt
 from .tables import Tables, all_are_repeated
 from .writer import GroupWriter, StoreFailed, ThreadWriter, Write
 
@@ -29,6 +30,7 @@ class LogJournal(Tables):
         salt: Draws `errata_server.journal.codec.SALT_BYTES` random bytes.
         segment_bytes: A segment that reached this size is followed by another.
         repeats_requests: As in `errata_server.journal.tables.Tables`.
+        is_ours: As in `IndexedJournal`.
 
     Raises:
         JournalUnavailable: The disk cannot be read or written, or a record that was durable is damaged.
@@ -44,9 +46,11 @@ class LogJournal(Tables):
         salt: Callable[[], bytes] = random_salt,
         segment_bytes: int = SEGMENT_BYTES,
         repeats_requests: Callable[[str], bool] = all_are_repeated,
+        is_ours: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(repeats_requests)
-        self._log = SegmentLog(disk, salt=salt, segment_bytes=segment_bytes)
+        self._is_ours = is_ours
+        self._log = log_on(disk, is_ours, salt=salt, segment_bytes=segment_bytes)
         self._closed = False
         try:
             self._read_all()
@@ -56,6 +60,8 @@ class LogJournal(Tables):
 
     @property
     def failing(self) -> str | None:
+        if self._is_ours is not None and not self._is_ours():
+            return NOT_OURS
         return self._writer.failing
 
     @property

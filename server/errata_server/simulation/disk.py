@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Self
 
 from ..journal.disk import Disk
 
@@ -149,6 +150,13 @@ class SimulatedDisk(Disk):
         file = self._file(name)
         del self._files[name]
         self._files[to] = file
+        self._count()
+
+    def link_from(self, other: Self, name: str) -> None:
+        self._check()
+        if name in self._files:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        self._files[name] = other._file(name)
         self._count()
 
     def sync_names(self) -> None:
