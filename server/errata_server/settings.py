@@ -104,6 +104,8 @@ class Settings(BaseSettings):
             `errata_server.journal.salvage`.
         journal_store: Name of an installed journal store, an entry point of the group ``errata.journal_stores``, for
             the data directory; None for the one that it has, and for a new one the default store.
+        lease: File of this server's lease, where several boxes see the data directory and one of them at a time serves
+            it. ``errata serve`` only; see docs/fleet.md.
         step_timeout_s: Infrastructure deadline of reset and step. A command's own timeout is shorter and is an
             observation instead.
         journal_wait_s: How long a request waits for a journal that cannot write, before it is refused with
@@ -145,6 +147,7 @@ class Settings(BaseSettings):
     fsync: bool = True
     journal_salvage: bool = False
     journal_store: str | None = None
+    lease: Path | None = None
     step_timeout_s: float = Field(default=900.0, gt=0)
     journal_wait_s: float = Field(default=30.0, ge=0)
     detach_ttl_s: float = Field(default=600.0, ge=0)

@@ -41,6 +41,7 @@ from ..errors import (
     ErrataError,
     FrameTooLarge,
     InvalidEnvelope,
+    JournalUnavailable,
     LocalProtocolError,
     Misdirected,
     NotAttached,
@@ -202,6 +203,17 @@ class ServerProtocol:
         self._out.error(connection, why)
         return self._out.take()
 
+    def _check_place(self, sid: str) -> None:
+        """Refuse a sid of another data directory, and every one while another server may have this one.
+
+        Raises:
+            Misdirected: It names another directory.
+            JournalUnavailable: Another server may have this one.
+        """
+        check_shard(self.config.shard, sid)
+        if self.config.check_ours is not None:
+            self.config.check_ours()
+
     def _handle(self, connection: ServerConnection, envelope: Envelope, data: bytes, index: int, now: float) -> None:
         """Process one envelope; what is wrong with it is answered with an error that has its ``index``."""
         sid, id, q = optional(envelope.sid), optional(envelope.id), optional(envelope.q)
@@ -210,7 +222,7 @@ class ServerProtocol:
                 sid = None
                 raise InvalidEnvelope("sid is 21 to 128 characters of A-Z a-z 0-9 _ -: pick 122 random bits")
             if sid is not None:
-                check_shard(self.config.shard, sid)
+                self._check_place(sid)
             match envelope.type:
                 case "open":
                     _address(envelope, "sid")
@@ -236,8 +248,8 @@ class ServerProtocol:
                         raise InvalidEnvelope("resume names no session: data lists {sid, key, last, last_seq}")
                     for entry in entries:
                         try:
-                            check_shard(self.config.shard, entry.sid)
-                        except Misdirected as error:
+                            self._check_place(entry.sid)
+                        except (Misdirected, JournalUnavailable) as error:
                             self._out.error(connection, error, entry.sid)
                             continue
                         last, seq, fence = entry.last, entry.last_seq, entry.fence
@@ -256,7 +268,7 @@ class ServerProtocol:
                 case other:
                     unknown = UnknownType(f"unknown message type {other[:40]!r}")
                     self._out.error(connection, unknown, sid, id=id, q=q, index=index)
-        except Misdirected as error:
+        except (Misdirected, JournalUnavailable) as error:
             self._out.error(connection, error, sid, id=id, q=q)
         except (InvalidEnvelope, FrameTooLarge, Overloaded) as error:
             self._out.error(connection, error, sid, id=id, q=q, index=index)

@@ -6,6 +6,7 @@ ones are read from the journal by `ReadReplies`, one range at a time; newer repl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ class ServerConfig:
             request alone may have any size.
         production: Refuse state(t) and fork (PROTOCOL F1).
         shard: Name of the data directory, None where it has none; a sid that names another is refused (PROTOCOL F5).
+        check_ours: Raises JournalUnavailable while another server may have the sessions: none is attached then. None
+            where no other can.
     """
 
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -53,6 +56,7 @@ class ServerConfig:
     held_bytes: int = 64 * 1024 * 1024
     production: bool = False
     shard: str | None = None
+    check_ours: Callable[[], None] | None = None
 
 
 class ServerConnection:

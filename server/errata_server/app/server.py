@@ -207,7 +207,10 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
 
         self.multiplexer = multiplexer = Multiplexer(
             ServerConfig(
-                limits=self.runtime.settings.limits, production=not simulation, shard=self.runtime.store.shard
+                limits=self.runtime.settings.limits,
+                production=not simulation,
+                shard=self.runtime.store.shard,
+                check_ours=None if self.runtime.lease is None else self.runtime.store.check_ours,
             ),
             self.sessions,
             self._detached,

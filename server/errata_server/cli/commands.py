@@ -181,6 +181,14 @@ def serve(
             "else segments]",
         ),
     ] = None,
+    lease: Annotated[
+        Path | None,
+        typer.Option(
+            parser=source.directory,
+            metavar="FILE",
+            help="Lease of the data directory, where several boxes see it. [default: ERRATA_LEASE, else none]",
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Check the settings and who may use the server, and start nothing.")
     ] = False,
@@ -198,6 +206,10 @@ def serve(
 
     journal_dir = data_dir or data_dirs.of_targets(environments)
     several = workers != "1"
+    if (lease := lease or _path_in_environment("ERRATA_LEASE")) is not None and not check:
+        from ..serve.leased import own_directory
+
+        journal_dir = own_directory(journal_dir, lease, journal_store, several=several, fsync=fsync)
     if (deterministic or several) and not check:
         hash_seed.fix(journal_dir)  # before the environment and its dependencies are imported
 
@@ -228,6 +240,8 @@ def serve(
         given["journal_salvage"] = True
     if journal_store is not None:
         given["journal_store"] = journal_store
+    if lease is not None:
+        given["lease"] = lease
     if token is not None:
         os.environ.pop("ERRATA_TOKEN_FILE", None)  # the option overrides it
         given["token"] = SecretStr(token)
@@ -277,6 +291,11 @@ def serve(
     if worker is not None:
         worker.enter(served)
     server.run(served, bind, worker)
+
+
+def _path_in_environment(name: str) -> Path | None:
+    """Return the path that a variable of the environment has; None where it is not set or empty."""
+    return Path(text) if (text := os.environ.get(name)) else None
 
 
 @cli.command("environments")

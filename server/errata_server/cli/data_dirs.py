@@ -12,12 +12,14 @@ from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from ..journal import journal_in
 from ..journal.registry import DIRECTORY, NAME_FILE, type_in
+from ..runtime.data_lock import EPOCHS
+from ..runtime.epochs import current
 from ..runtime.shard_dirs import FOLDER, sockets_in, unserved
 
 MAX_NAME = 80
 """Longest name of a directory, in characters; a longer one is cut off and ends with a hash."""
 
-_RESERVED = frozenset({DIRECTORY, NAME_FILE, "journal.db", "lock", "sandboxes", "server.json", "shard", FOLDER})
+_RESERVED = frozenset({DIRECTORY, NAME_FILE, "journal.db", "lock", "sandboxes", "server.json", "shard", FOLDER, EPOCHS})
 """Names of files in a data directory: `home` itself was the data directory of earlier versions."""
 
 
@@ -94,7 +96,9 @@ def one(given: Path | None) -> Path:
     Raises:
         InvalidRequest: There is none, or there are several.
     """
-    return given if given is not None and _has_journal(given) else only(for_reading(given))
+    if given is not None and _has_journal(chosen := current(given)):
+        return chosen
+    return only(for_reading(given))
 
 
 def only(directories: Sequence[Path]) -> Path:
@@ -110,9 +114,10 @@ def only(directories: Sequence[Path]) -> Path:
 
 
 def journals(top: Path) -> list[Path]:
-    """Return ``top`` and the directories in it, as far as they have a journal, each with those of further workers."""
+    """Return ``top`` and the directories in it, as far as they have a journal, each with those of further workers; of
+    one that servers with leases share, that of its newest owner."""
     children = sorted(d for d in top.iterdir() if d.is_dir() and d.name not in _RESERVED) if top.is_dir() else []
-    found = [directory for one in (top, *children) for directory in (one, *unserved(one, 1))]
+    found = [current(directory) for one in (top, *children) for directory in (one, *unserved(one, 1))]
     return [directory for directory in found if _has_journal(directory)]
 
 

@@ -22,6 +22,7 @@ from ..journal import SalvageReport, journal_in
 from ..journal import registry as journal_registry
 from ..runtime import shard_name
 from ..runtime.data_lock import lock
+from ..runtime.epochs import current
 from ..runtime.shard_dirs import unserved
 from ..runtime.store import Store
 from . import data_dirs
@@ -94,7 +95,7 @@ def salvage(
     journal/damaged. A copy has the journal only, without the layers of sandboxes. Exit status 1 if a session is lost.
     Of several workers each has a directory of its own, and this repairs one; the others are named.
     """
-    directory = data_dir or data_dirs.one(None)
+    directory = current(data_dir) if data_dir is not None else data_dirs.one(None)
     _name_further_workers(directory)
     journal = journal_in(directory)
     store = journal_registry.type_in(directory)

@@ -38,7 +38,7 @@ from errata_protocol.replay import (
 
 from ..journal import ALL_OWNERS, Journal, journal_in
 from ..journal.registry import type_in
-from ..runtime.data_lock import owner_url
+from ..runtime.data_lock import EPOCHS, owner_url
 from ..runtime.rewards import reward_record
 from ..runtime.runtime import Runtime
 from ..settings import Settings, tokens_in_environment
@@ -170,7 +170,11 @@ class Source:
     def _open_for_writing(self, directory: Path) -> None:
         """Open the directory, or use the server that has it open; raise JournalUnavailable if it cannot be found."""
         try:
-            self._runtimes[directory] = Runtime(Settings(data_dir=directory, journal_store=None))
+            if directory.parent.name == EPOCHS:
+                raise JournalUnavailable(
+                    f"{directory} is shared by servers with leases, of which none runs: only a server changes it"
+                )
+            self._runtimes[directory] = Runtime(Settings(data_dir=directory, journal_store=None, lease=None))
         except JournalUnavailable:
             self._url = owner_url(directory)
             if self._url is None:
@@ -521,7 +525,7 @@ def runtime_for_reading(directory: Path) -> Runtime:
     Raises:
         JournalUnavailable: It cannot be read.
     """
-    return Runtime(Settings(data_dir=None), journal=_opened(directory))
+    return Runtime(Settings(data_dir=None, lease=None), journal=_opened(directory))
 
 
 def _opened(directory: Path) -> Journal:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from errata_protocol.errors import JournalUnavailable
 
 DRAIN_SIGNAL = signal.SIGUSR1
 """Sent to a server of one process that is to end once its sessions have; only to one that announces it: others end."""
+EPOCHS = "epochs"
+"""Folder of a directory that several boxes share, with the data directory of each owner."""
 
 _WAYS = "--data-dir, data_dir= or ERRATA_DATA_DIR"
 
@@ -29,8 +32,40 @@ def lock(directory: Path) -> int:
         The descriptor of the lock file; closing it releases the lock.
 
     Raises:
-        JournalUnavailable: Another process holds the lock, or the directory cannot be used.
+        JournalUnavailable: Another process holds the lock, or the directory cannot be used, or servers share it.
     """
+    held = _locked(directory)
+    if (directory / EPOCHS).is_dir():
+        os.close(held)
+        raise JournalUnavailable(
+            f"the data directory {directory} is shared by servers with leases: give --lease, or the directory of one "
+            f"owner in {directory / EPOCHS}"
+        )
+    return held
+
+
+def share(directory: Path, first: Callable[[], object]) -> None:
+    """Let only servers with leases use a directory from now on. Idempotent.
+
+    Args:
+        directory: The directory; it is made if it is missing.
+        first: Called if it was not shared before, while no server uses it.
+
+    Raises:
+        JournalUnavailable: A server without a lease uses it, or it cannot be used.
+        OSError: It cannot be written.
+    """
+    if (directory / EPOCHS).is_dir():
+        return
+    held = _locked(directory)
+    try:
+        first()
+        (directory / EPOCHS).mkdir(mode=0o700, exist_ok=True)
+    finally:
+        os.close(held)
+
+
+def _locked(directory: Path) -> int:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # transcripts are their owner's
         fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -16,8 +16,12 @@ from pathlib import Path
 log = logging.getLogger("errata.server")
 
 VARIABLE = "PYTHONHASHSEED"
-_CHOSEN = "hash_seed"
-_PROCESSES = "hash_seeds.jsonl"
+CHOSEN = "hash_seed"
+"""Name of the file with the seed of a data directory."""
+
+PROCESSES = "hash_seeds.jsonl"
+"""Name of the file with the seeds that processes had."""
+
 _KEPT = 1000
 """Changes of the seed that are kept; nobody looks for older ones."""
 
@@ -52,8 +56,8 @@ def chosen(data_dir: Path) -> int:
         OSError: The directory cannot be written or read.
     """
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = data_dir / _CHOSEN
-    draft = data_dir / f"{_CHOSEN}.{os.getpid()}"
+    file = data_dir / CHOSEN
+    draft = data_dir / f"{CHOSEN}.{os.getpid()}"
     if not file.exists():
         draft.touch(mode=0o600)
         draft.write_text(f"{secrets.randbits(32)}\n")
@@ -77,7 +81,7 @@ class HashSeeds:
     def __init__(self, data_dir: Path | None, now: float) -> None:
         self._own = HashSeed(now, given(), hash("the order of a set"))
         self._known: list[HashSeed] = []
-        self._file = data_dir / _PROCESSES if data_dir is not None else None
+        self._file = data_dir / PROCESSES if data_dir is not None else None
 
     def keep(self) -> None:
         """Write down this process's seed, now that sessions may begin, and read those of the processes before it."""

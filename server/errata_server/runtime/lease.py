@@ -28,6 +28,11 @@ def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+def boot_id() -> str:
+    """Return the random id of this boot of this box, which the kernel draws."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+
+
 class LeaseWriter:
     """The keeper's end of a lease file.
 
@@ -124,4 +129,4 @@ def _check(epoch: int, until_ns: int, seed: int) -> int:
 
 
 def _boot() -> int:
-    return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    return zlib.crc32(boot_id().encode())

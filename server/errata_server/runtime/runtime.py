@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from errata_os import descriptors
 from errata_protocol.environment import EnvironmentSpec
-from errata_protocol.errors import JournalUnavailable
+from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_protocol.fleet import FleetMember
 
 from ..clock import Clock
@@ -26,9 +27,11 @@ from ..settings import Settings
 from .attached import Attached
 from .capacity import PrincipalQuotas
 from .changes import Changes
-from .data_lock import lock, resolved
+from .data_lock import EPOCHS, lock, resolved
 from .fleet import Fleet
 from .hash_seed import HashSeeds
+from .lease import Lease
+from .lease_watch import LeaseWatch
 from .live_sessions import LiveSessions
 from .loop_lag import LoopLag
 from .members import MemberWatch
@@ -82,6 +85,8 @@ class Runtime:
         rewards: Late rewards.
         live_sessions: The sessions of all environments.
         specs: What the environments that are served publish, by name; one that publishes nothing is not there.
+        lease: The lease of the data directory; None where one process alone has it.
+        lease_lost: Called on a thread with the reason, again and again, once another server has the data directory.
         sandbox: The sandbox backend and its layers.
         lag: How late the event loop of the application is.
         readiness: Whether the server can be given new work.
@@ -121,8 +126,11 @@ class Runtime:
         self.ids.shard = shard_name(self.data_dir) if self.data_dir is not None else None
         self.threads: Threads = threads or OsThreads(settings.max_threads, settings.max_written_off, self.clock)
         self.metrics = Metrics()
+        self.lease = _lease(settings, self.data_dir)
+        self.lease_lost: Callable[[str], None] = lambda why: log.error("nothing is acknowledged any more: %s", why)
         self.store = Store(
             self.data_dir,
+            is_ours=None if self.lease is None else self.lease.is_valid,
             floor_bytes=settings.disk_floor_bytes,
             wait_s=settings.journal_wait_s,
             changes=Changes(self.ids.seed),
@@ -151,6 +159,7 @@ class Runtime:
         self.readiness = Readiness(
             self.store.trouble,
             lambda: self.store.watch_trouble,
+            lambda: self._lease_watch.trouble if self._lease_watch is not None else None,
             lambda: self.store.journal.trouble,
             self.threads.trouble,
             self.sandbox.trouble,
@@ -161,6 +170,7 @@ class Runtime:
         self._disk = disk
         self._registry = registry
         self._lock_fd: int | None = None
+        self._lease_watch: LeaseWatch | None = None
         self._users = 0
         self._starting = FairLock()
         self._open()
@@ -221,11 +231,13 @@ class Runtime:
             if self.data_dir is not None:
                 self._lock_fd = lock(self.data_dir)
             self.hash_seeds = HashSeeds(self.data_dir, self.clock.time())
-            journal = self._given_journal or open_journal(self.data_dir, self.settings)
+            journal = self._given_journal or open_journal(self.data_dir, self.settings, self.lease)
             journal.watch(self.metrics.written)
             if self._disk is None and self.data_dir is not None:
                 self._disk = DirectoryDisk(self.data_dir)
             self.store.open(journal, self._disk)
+            if self.lease is not None and self.data_dir is not None:
+                self._lease_watch = LeaseWatch(self.lease, self.data_dir, lambda why: self.lease_lost(why))
             self.members.begin()
         except BaseException:
             self._release()
@@ -257,7 +269,7 @@ class Runtime:
             if not self._started:
                 if self.store.journal.durable:
                     self.hash_seeds.keep()
-                    await recover(self.store, self.sandbox)
+                    await recover(self.store, self.sandbox, taken_over=self.lease is not None)
                 elif self._given_journal is None:
                     _warn_of_memory()
                 self._started = True
@@ -296,6 +308,9 @@ class Runtime:
 
     def _release(self) -> None:
         """Give up the data directory, for this process and for other ones."""
+        if self._lease_watch is not None:
+            self._lease_watch.close()
+            self._lease_watch = None
         if self._registry is not None and self.data_dir is not None:
             self._registry.release(self.data_dir, self)
         if self._lock_fd is not None:
@@ -317,3 +332,18 @@ class Runtime:
 @functools.cache  # once per process: a test makes many applications
 def _warn_of_memory() -> None:
     log.warning("the journal is in memory and ends with this process: set ERRATA_DATA_DIR, or give data_dir=")
+
+
+def _lease(settings: Settings, data_dir: Path | None) -> Lease | None:
+    """Open the lease that the settings name.
+
+    Raises:
+        InvalidRequest: The data directory is not that of the lease's epoch.
+        JournalUnavailable: There is no lease.
+    """
+    if settings.lease is None:
+        return None
+    lease = Lease(settings.lease)
+    if data_dir is None or data_dir.parent.name != EPOCHS or data_dir.name != f"{lease.epoch:020d}":
+        raise InvalidRequest("a lease (ERRATA_LEASE) needs `errata serve`, which makes the directory of its epoch")
+    return lease

@@ -40,6 +40,11 @@ class Sandboxes:
             return self._made
 
     @property
+    def has_layers(self) -> bool:
+        """Whether the data directory has ever had a sandbox."""
+        return self._data_dir is not None and (self._data_dir / registry.DIRECTORY).exists()
+
+    @property
     def snapshots_each_step(self) -> bool:
         """Whether the backend takes a snapshot after each step; answered without making it."""
         return registry.backend_type(self._settings.sandbox).snapshots_each_step
@@ -61,8 +66,7 @@ class Sandboxes:
         Args:
             refs: Returns the layers to keep. The backend calls it after it noted which layers live sandboxes need.
         """
-        left_behind = self._data_dir is not None and (self._data_dir / registry.DIRECTORY).exists()
-        if self._made is None and not left_behind:
+        if self._made is None and not self.has_layers:
             return CollectReport()
         await self.backend.start()
         return await self.backend.collect(_Lazy(refs))

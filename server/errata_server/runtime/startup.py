@@ -11,14 +11,20 @@ from ..journal import Journal, JournalConfig, MemoryJournal, SalvageReport, Sess
 from ..journal import registry as journal_registry
 from ..recovery import recovery_class, repeats_requests
 from ..settings import Settings
+from .lease import Lease
 from .sandboxes import Sandboxes
 from .store import Store
 
 log = logging.getLogger("errata.server")
 
 
-def open_journal(data_dir: Path | None, settings: Settings) -> Journal:
+def open_journal(data_dir: Path | None, settings: Settings, lease: Lease | None = None) -> Journal:
     """Open the journal in ``data_dir``, repaired first where the settings ask for it; in memory without a directory.
+
+    Args:
+        data_dir: Data directory, which this process has locked.
+        settings: Settings of the server.
+        lease: Lease of the data directory, without which nothing is acknowledged; None where this process alone has it.
 
     Raises:
         InvalidRequest: The store that the settings name is not installed, or the directory has a journal of another.
@@ -30,13 +36,18 @@ def open_journal(data_dir: Path | None, settings: Settings) -> Journal:
     store, directory = journal_registry.choose(data_dir, settings.journal_store), journal_in(data_dir)
     if settings.journal_salvage and directory.is_dir():
         _log_salvage(store.salvage(directory))
-    return store.open(JournalConfig(directory, settings.fsync))
+    return store.open(JournalConfig(directory, settings.fsync, None if lease is None else lease.is_valid))
 
 
-async def recover(store: Store, sandboxes: Sandboxes) -> None:
+async def recover(store: Store, sandboxes: Sandboxes, *, taken_over: bool = False) -> None:
     """Mark the sessions that ended with their server, and delete sandbox layers that no committed row names.
 
     Sessions that were given out and have a recovery class stay open: their clients attach again.
+
+    Args:
+        store: Access to the journal.
+        sandboxes: Sandbox layers of the data directory.
+        taken_over: Whether the journal may be one that was taken over from another box, where the layers are.
 
     Raises:
         JournalUnavailable: The journal cannot be read or written.
@@ -47,6 +58,8 @@ async def recover(store: Store, sandboxes: Sandboxes) -> None:
             ended.append(SessionChange(row.sid, status="closed"))
         elif not recovery_class(row.recovery).survives_restart:
             ended.append(SessionChange(row.sid, status="lost"))
+        elif taken_over and not sandboxes.has_layers and (last := await store.last_delivery(row.sid)) and last.refs:
+            ended.append(SessionChange(row.sid, status="lost", lost="its sandbox was on the box that served it before"))
     if ended:
         await store.commit(*ended)
     try:

@@ -35,6 +35,7 @@ from ..journal.base import (
     durable,
 )
 from ..journal.disk import Disk
+from ..journal.leased import NOT_OURS
 from ..journal.registry import DIRECTORY
 from .changes import Changes
 from .data_watch import DataWatch
@@ -100,6 +101,7 @@ class Store:
         wait_s: How long `wait_until_writable` waits.
         changes: Where commits and deletions are noted for those who follow them.
         shard: Name of the data directory, None where it has none.
+        is_ours: Returns whether the lease of the data directory is valid; None without a lease.
         deleting: Returns, for as long as it is entered, whether an episode has a fork at another worker; see
             `errata_server.runtime.fleet.EpisodesElsewhere`. None where there are no others.
 
@@ -117,8 +119,10 @@ class Store:
         wait_s: float,
         changes: Changes | None = None,
         shard: str | None = None,
+        is_ours: Callable[[], bool] | None = None,
         deleting: Callable[[str], AbstractAsyncContextManager[bool]] | None = None,
     ) -> None:
+        self._is_ours = is_ours
         self._deleting = deleting
         self._data_dir = data_dir
         self.shard = shard
@@ -298,8 +302,23 @@ class Store:
 
         Raises:
             Misdirected: One of them names another.
+            JournalUnavailable: Another server may have the data directory now; see `check_ours`.
         """
         check_shard(self.shard, *ids)
+        if self._is_ours is not None:
+            self.check_ours()
+
+    def check_ours(self) -> None:
+        """Refuse to say where a session or an episode stands while the lease of the data directory is not valid.
+
+        Another server may have it, and sessions may have gone on there: a client that is told of an earlier delivery
+        than it has would take its session for lost.
+
+        Raises:
+            JournalUnavailable: It is not valid.
+        """
+        if self._is_ours is not None and not self._is_ours():
+            raise JournalUnavailable(f"{NOT_OURS}; send the request again", retry_after=1.0)
 
     def opens(self, eid: str, key: str, sid: str | None) -> Awaitable[bool]:
         """Return whether ``key`` is the read key of an episode's session, or ``sid`` that session; see

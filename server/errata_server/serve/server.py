@@ -40,6 +40,7 @@ from .connections import Connections
 from .detached_sockets import allows_detached_sockets
 from .health_port import HealthPort, listen_for_probes
 from .last_sessions import LastSessions, sessions_left
+from .leased import end
 from .uvicorn_protocols import BoundedHttp, BoundedSocket, DetachableSocket, MessageBounds
 
 log = logging.getLogger("errata.server")
@@ -278,6 +279,7 @@ def run(served: Served, bind: Bind, entrance: Entrance | None = None) -> None:
         JournalUnavailable: See `prepare`.
         SandboxUnavailable: See `prepare`.
     """
+    served.runtime.lease_lost = end
     sandboxed = any(spec.sandbox for spec in served.specs)
     commands = registry.backend_type(served.runtime.settings.sandbox).descriptors if sandboxed else 0
     connections = _connections(commands)
