@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, get_args
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
+from . import bounded_json
+from .errors import InvalidRequest
+from .exception_text import text_of
 from .names import SHARD
 
 EXTENSION = "fleet"
@@ -81,3 +84,39 @@ class FleetMembers(BaseModel):
         """Return members with the version that follows from them, the same in every process."""
         digest = hashlib.sha256(repr([(one.shard, one.url, one.state) for one in members]).encode())
         return cls(version=digest.hexdigest()[:32], members=list(members))
+
+
+MAX_LIST = 1024**2
+"""Longest file with a list of members, and longest answer to ``GET /fleet``, bytes."""
+
+
+def file_of(address: str) -> str:
+    """Return the path of the file with a list of members that an address names, ``file:///PATH``.
+
+    Raises:
+        InvalidRequest: The address names another machine, or no file.
+    """
+    parts = urlsplit(address)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
+        raise InvalidRequest("a fleet in a file is named by file:///PATH: three slashes, and no machine")
+    return unquote(parts.path)
+
+
+def read_members(text: bytes) -> FleetMembers:
+    """Return the members that stand in a file, ``{"members": [{"shard": ..., "url": ..., "state": "up"}, ...]}``.
+
+    Raises:
+        InvalidRequest: It is no list of members, or one of them has no url.
+    """
+    try:
+        if len(text) > MAX_LIST:
+            raise ValueError(f"it is longer than {MAX_LIST} bytes")
+        found = bounded_json.decode(text)
+        if not isinstance(found, dict) or not isinstance(found.get("members"), list):
+            raise ValueError('it has no array "members"')
+        members = FleetMembers.of([FleetMember.model_validate(one) for one in found["members"]])
+        if any(one.url is None for one in members.members):
+            raise ValueError("a member has no url")
+    except (ValueError, ValidationError) as error:
+        raise InvalidRequest(f"it is no list of members: {text_of(error)}") from error
+    return members

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from .errors import InvalidRequest, Misdirected
+from .errors import InvalidRequest, Misdirected, SessionLost, UnknownEpisode
+from .fleet import FleetMember
 from .names import SHARD
 
 _NAMED = re.compile(r"(?:ep_)?sh-([a-z0-9]{12})-[A-Za-z0-9_-]{21,}", re.ASCII)
@@ -41,20 +42,31 @@ def shard_of(id: str) -> str | None:
     return found[1] if found is not None else None
 
 
-def check_shard(own: str | None, *ids: str) -> None:
+def check_shard(own: str | None, *ids: str, member: Callable[[str], FleetMember | None] | None = None) -> None:
     """Refuse ids that name another shard.
 
     Args:
         own: Name of the shard that was asked; None for a directory without a name.
         ids: Session ids, sids and eids of the request.
+        member: Returns the member that has a shard, None where it is not known; None where no other member is known.
 
     Raises:
         Misdirected: One of them names another shard.
+        SessionLost: One is of a session whose member is lost.
+        UnknownEpisode: One is of an episode whose member is lost.
     """
     for id in ids:
         shard = shard_of(id)
-        if shard is not None and shard != own:
+        if shard is None or shard == own:
+            continue
+        found = member(shard) if member is not None else None
+        if found is None:
             raise Misdirected(shard)
+        if found.state != "lost":
+            raise Misdirected(shard, found.url)
+        if id.startswith("ep_"):
+            raise UnknownEpisode(id)
+        raise SessionLost(f"the member {shard}, which has the session, is lost: open another session")
 
 
 class Placement:

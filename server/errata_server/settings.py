@@ -136,6 +136,8 @@ class Settings(BaseSettings):
         insecure: Allow requests from other machines without a token.
         health_port: Port of ``errata serve`` for probes alone, ``/health`` and ``/ready``, which a thread of its own
             answers without a token however busy the server is; 0 takes a free one, None opens none.
+        members: Address of the list of the members of the fleet that the server belongs to, ``file:///PATH``; None for
+            a server that is alone. See `errata_server.runtime.listed_members`.
         base: Base trees of sandboxes by name, in addition to the built ones.
         sandbox: Name of an installed sandbox backend, an entry point of the group ``errata.sandboxes``; None for the
             default one.
@@ -165,6 +167,7 @@ class Settings(BaseSettings):
     token_file: Path | None = None
     insecure: bool = False
     health_port: int | None = Field(default=None, ge=0, le=65535)
+    members: str | None = None
     base: dict[str, Path] = Field(default_factory=dict)
     sandbox: str | None = None
 

@@ -20,7 +20,7 @@ from errata_client.connections.placing import Places
 from errata_client.fleet import file_source, server_source, source
 from errata_client.fleet import fleet as fleets
 from errata_protocol.errors import ErrataError, InvalidRequest, NotSupported
-from errata_protocol.fleet import FleetMember, State
+from errata_protocol.fleet import MAX_LIST, FleetMember, State
 from errata_server.runtime.members import MemberWatch
 from tests.machine_speed import SLOWDOWN
 from tests.server.hostile_servers import hostile_server
@@ -152,10 +152,9 @@ async def test_a_file_that_is_no_list_of_members_is_refused(tmp_path: Path, text
         await Fleet.of(f"file://{tmp_path}/fleet.json").endpoints()
 
 
-async def test_a_file_is_bounded_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_source, "MAX_BYTES", 10)
-    (tmp_path / "fleet.json").write_text(" " * 11)
-    with pytest.raises(InvalidRequest, match="longer than 10 bytes"):
+async def test_a_file_is_bounded_and_a_file(tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text(" " * (MAX_LIST + 1))
+    with pytest.raises(InvalidRequest, match=f"longer than {MAX_LIST} bytes"):
         await Fleet.of(f"file://{tmp_path}/fleet.json").endpoints()
     for none in (tmp_path, tmp_path / "missing", Path("/dev/zero")):
         with pytest.raises(ConnectionError):

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
-from pydantic import ValidationError
-
-from errata_protocol import bounded_json
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.exception_text import text_of
-from errata_protocol.fleet import FleetMember, FleetMembers
+from errata_protocol.fleet import MAX_LIST, FleetMembers, file_of, read_members
 
 from .endpoint import Endpoint, endpoints_of
-
-MAX_BYTES = 1024**2
-"""Longest file, bytes."""
 
 LOOK_S = 1.0
 """Time between two looks at the file, seconds."""
@@ -33,10 +26,7 @@ class FileSource:
     """
 
     def __init__(self, address: str) -> None:
-        parts = urlsplit(address)
-        if parts.netloc not in ("", "localhost") or not parts.path:
-            raise InvalidRequest("a fleet in a file is named by file:///PATH: three slashes, and no machine")
-        self._path = Path(unquote(parts.path))
+        self._path = Path(file_of(address))
 
     async def read(self, after: str | None, wait_s: float) -> tuple[str, list[Endpoint]]:
         """See `Source.read`.
@@ -58,21 +48,13 @@ class FileSource:
             if not self._path.is_file():  # a FIFO would be waited for
                 raise FileNotFoundError(f"{self._path} is no file")
             with self._path.open("rb") as file:
-                text = file.read(MAX_BYTES + 1)
+                text = file.read(MAX_LIST + 1)
         except OSError as error:
             raise ConnectionError(f"the file of the fleet cannot be read: {text_of(error)}") from error
         try:
-            if len(text) > MAX_BYTES:
-                raise ValueError(f"it is longer than {MAX_BYTES} bytes")
-            found = bounded_json.decode(text)
-            if not isinstance(found, dict) or not isinstance(found.get("members"), list):
-                raise ValueError('it has no array "members"')
-            members = FleetMembers.of([FleetMember.model_validate(one) for one in found["members"]])
-            if any(one.url is None for one in members.members):
-                raise ValueError("a member has no url")
-        except (ValueError, ValidationError) as error:
-            raise InvalidRequest(f"{self._path} is no list of members: {text_of(error)}") from error
-        return members
+            return read_members(text)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{self._path}: {error.message}") from error
 
     async def aclose(self) -> None:
         """See `Source.aclose`; nothing is open."""

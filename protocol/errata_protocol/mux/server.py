@@ -47,6 +47,7 @@ from ..errors import (
     NotAttached,
     NotSupported,
     Overloaded,
+    SessionLost,
     UnknownType,
     Unparsable,
 )
@@ -208,9 +209,10 @@ class ServerProtocol:
 
         Raises:
             Misdirected: It names another directory.
+            SessionLost: That directory's member is lost.
             JournalUnavailable: Another server may have this one.
         """
-        check_shard(self.config.shard, sid)
+        check_shard(self.config.shard, sid, member=self.config.member)
         if self.config.check_ours is not None:
             self.config.check_ours()
 
@@ -249,7 +251,7 @@ class ServerProtocol:
                     for entry in entries:
                         try:
                             self._check_place(entry.sid)
-                        except (Misdirected, JournalUnavailable) as error:
+                        except (Misdirected, SessionLost, JournalUnavailable) as error:
                             self._out.error(connection, error, entry.sid)
                             continue
                         last, seq, fence = entry.last, entry.last_seq, entry.fence
@@ -268,7 +270,7 @@ class ServerProtocol:
                 case other:
                     unknown = UnknownType(f"unknown message type {other[:40]!r}")
                     self._out.error(connection, unknown, sid, id=id, q=q, index=index)
-        except (Misdirected, JournalUnavailable) as error:
+        except (Misdirected, SessionLost, JournalUnavailable) as error:  # its session is another server's, or may be
             self._out.error(connection, error, sid, id=id, q=q)
         except (InvalidEnvelope, FrameTooLarge, Overloaded) as error:
             self._out.error(connection, error, sid, id=id, q=q, index=index)

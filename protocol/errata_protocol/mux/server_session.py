@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct
 
 from ..capabilities import ServerLimits
 from ..errors import ErrataError
+from ..fleet import FleetMember
 from ..labels import NO_LABELS, Labels
 from ..payload import canonical
 from .envelope import MAX_DEPTH, Condition, Envelope
@@ -46,6 +47,7 @@ class ServerConfig:
         shard: Name of the data directory, None where it has none; a sid that names another is refused (PROTOCOL F5).
         check_ours: Raises JournalUnavailable while another server may have the sessions: none is attached then. None
             where no other can.
+        member: Returns the member that has a shard, as `check_shard` takes it.
     """
 
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -57,6 +59,7 @@ class ServerConfig:
     production: bool = False
     shard: str | None = None
     check_ours: Callable[[], None] | None = None
+    member: Callable[[str], FleetMember | None] | None = None
 
 
 class ServerConnection:

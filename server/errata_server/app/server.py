@@ -165,7 +165,7 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
             extensions["delayed_rewards"] = 1
             if recovery.can_fork:
                 extensions["fork"] = 1
-        if self.runtime.fleet is not None:
+        if self.runtime.fleet is not None or self.runtime.listed is not None:
             extensions[fleet.EXTENSION] = 1
         return Capabilities(
             environment=self.env_name,
@@ -211,6 +211,7 @@ class HTTPEnvServer(_UpstreamServer):  # type: ignore[misc]  # openenv ships no 
                 production=not simulation,
                 shard=self.runtime.store.shard,
                 check_ours=None if self.runtime.lease is None else self.runtime.store.check_ours,
+                member=self.runtime.listed.member if self.runtime.listed is not None else None,
             ),
             self.sessions,
             self._detached,

@@ -13,7 +13,7 @@ import typer
 from pydantic import SecretStr, ValidationError
 from typer.core import TyperGroup
 
-from errata_protocol.errors import ErrataError
+from errata_protocol.errors import ErrataError, InvalidRequest
 from errata_protocol.exception_text import named_text_of
 from errata_protocol.printable import printable
 
@@ -100,6 +100,14 @@ def serve(
     workers: Annotated[
         str, typer.Option(metavar="N", help="Processes behind the address; auto: one for each core.")
     ] = "1",
+    members: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="List of the members of the fleet that this server belongs to, file:///PATH. "
+            "[default: ERRATA_MEMBERS, else none]",
+        ),
+    ] = None,
     token: Annotated[
         str | None,
         typer.Option(help="Bearer token; better in ERRATA_TOKEN or ERRATA_TOKEN_FILE, which no process list shows."),
@@ -215,7 +223,7 @@ def serve(
 
     from .. import log
     from ..recovery import recovery_class
-    from ..runtime.shard_dirs import unserved
+    from ..runtime.shard_dirs import name_of, unserved
     from ..serve import server
     from ..settings import Settings
     from ..targets.load import Stated
@@ -242,6 +250,8 @@ def serve(
         given["journal_store"] = journal_store
     if lease is not None:
         given["lease"] = lease
+    if members is not None:
+        given["members"] = members
     if token is not None:
         os.environ.pop("ERRATA_TOKEN_FILE", None)  # the option overrides it
         given["token"] = SecretStr(token)
@@ -254,6 +264,11 @@ def serve(
         from .. import fleet
 
         if (count := fleet.count_of(workers)) > 1:
+            if settings.members:
+                raise InvalidRequest(
+                    "--members lists servers of one process each: start one server for each data directory instead of "
+                    "--workers, or leave --members out"
+                )
             settings = fleet.shared_settings(settings, count)
     if check:
         server.checked_settings(settings, bind)
@@ -274,6 +289,8 @@ def serve(
         if worker is None:
             return  # the supervisor, once all workers have ended
         settings = settings.model_copy(update={"data_dir": worker.join()})
+    elif settings.members:
+        name_of(journal_dir)  # a member has a name, which the ids that it makes have in them
     served = server.build(
         environments,
         settings,

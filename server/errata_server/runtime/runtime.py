@@ -32,6 +32,7 @@ from .fleet import Fleet
 from .hash_seed import HashSeeds
 from .lease import Lease
 from .lease_watch import LeaseWatch
+from .listed_members import ListedMembers
 from .live_sessions import LiveSessions
 from .loop_lag import LoopLag
 from .members import MemberWatch
@@ -80,6 +81,7 @@ class Runtime:
         pages: The sessions of OpenEnv's web interface.
         members: The members of the server, of which this process is one.
         drains: Whether this server of one process is to end once its sessions have (``errata fleet drain --server``).
+        listed: The members that the settings name a list of; None where they name none.
         store: Access to the journal.
         attached: The sessions that have a connection now.
         rewards: Late rewards.
@@ -96,8 +98,8 @@ class Runtime:
         hash_seeds: Hash seeds of the processes that used the data directory.
 
     Raises:
-        InvalidRequest: The settings name a sandbox backend or a journal store that is not installed, or the data
-            directory has a journal of another store.
+        InvalidRequest: The settings name a sandbox backend or a journal store that is not installed, or no address of
+            a list of members; or the data directory has a journal of another store.
         JournalUnavailable: Another server holds the data directory, or its journal or name cannot be read.
     """
 
@@ -125,6 +127,10 @@ class Runtime:
         self.data_dir = resolved(settings.data_dir) if settings.data_dir is not None else None
         self.ids.shard = shard_name(self.data_dir) if self.data_dir is not None else None
         self.threads: Threads = threads or OsThreads(settings.max_threads, settings.max_written_off, self.clock)
+        self.drains = False
+        self.listed = None
+        if settings.members:
+            self.listed = ListedMembers(settings.members, self.ids.shard, lambda: self.drains)
         self.metrics = Metrics()
         self.lease = _lease(settings, self.data_dir)
         self.lease_lost: Callable[[str], None] = lambda why: log.error("nothing is acknowledged any more: %s", why)
@@ -136,6 +142,7 @@ class Runtime:
             changes=Changes(self.ids.seed),
             shard=self.ids.shard,
             deleting=None if fleet is None else fleet.elsewhere.deleting,
+            member=None if self.listed is None else self.listed.member,
         )
         self.attached = Attached(self.store.changes)
         self.pages = Pages()
@@ -152,8 +159,8 @@ class Runtime:
         self.shutdown = Shutdown()
         self.shutdown.on_begin(self.store.stop_compaction)  # the request that waits for it is waited for
         self.shutdown.on_begin(self.store.changes.end)
-        self.drains = False
-        self.members = MemberWatch(fleet.members if fleet is not None else self._alone)
+        known = fleet if fleet is not None else self.listed
+        self.members = MemberWatch(known.members if known is not None else self._alone)
         self.shutdown.on_begin(self.members.end)
         self.lag = LoopLag(self.clock.monotonic)
         self.readiness = Readiness(
@@ -166,6 +173,8 @@ class Runtime:
             descriptors.trouble,
             self.lag.trouble,
         )
+        if self.listed is not None:
+            self.readiness.tell("members", self.listed.trouble)
         self._given_journal = journal
         self._disk = disk
         self._registry = registry
@@ -282,6 +291,8 @@ class Runtime:
         """
         await self.start(reopen=True)
         self.lag.start()
+        if self.listed is not None and self._users == 0:
+            await self.listed.start(self.members.look)
         self._users += 1
 
     async def release(self) -> None:
@@ -289,6 +300,8 @@ class Runtime:
         self._users -= 1
         if self._users == 0:
             self.lag.stop()
+            if self.listed is not None:
+                await self.listed.stop()
         if self._users == 0 and self.store.journal.durable:
             await self.close()
 

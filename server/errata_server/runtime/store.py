@@ -18,6 +18,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import CallerError, ErrataError, JournalUnavailable, UnknownEpisode
+from errata_protocol.fleet import FleetMember
 from errata_protocol.shards import check_shard
 
 from ..journal.base import (
@@ -104,6 +105,7 @@ class Store:
         is_ours: Returns whether the lease of the data directory is valid; None without a lease.
         deleting: Returns, for as long as it is entered, whether an episode has a fork at another worker; see
             `errata_server.runtime.fleet.EpisodesElsewhere`. None where there are no others.
+        member: Returns the member that has a shard, as `errata_protocol.shards.check_shard` takes it.
 
     Attributes:
         journal: The journal itself; closed by `errata_server.runtime.runtime.Runtime`.
@@ -121,9 +123,11 @@ class Store:
         shard: str | None = None,
         is_ours: Callable[[], bool] | None = None,
         deleting: Callable[[str], AbstractAsyncContextManager[bool]] | None = None,
+        member: Callable[[str], FleetMember | None] | None = None,
     ) -> None:
         self._is_ours = is_ours
         self._deleting = deleting
+        self._member = member
         self._data_dir = data_dir
         self.shard = shard
         self.changes = changes or Changes()
@@ -302,9 +306,10 @@ class Store:
 
         Raises:
             Misdirected: One of them names another.
+            SessionLost, UnknownEpisode: One of them names another, which is lost with what it had.
             JournalUnavailable: Another server may have the data directory now; see `check_ours`.
         """
-        check_shard(self.shard, *ids)
+        check_shard(self.shard, *ids, member=self._member)
         if self._is_ours is not None:
             self.check_ours()
 

@@ -28,6 +28,7 @@ from errata_protocol.exception_text import text_of
 from errata_protocol.json_text import MAX_VALUES
 from errata_protocol.labels import NO_LABELS
 from errata_protocol.mux import EncodedReply, RecordError, RunRequest, ServerSession, injected_fork
+from errata_protocol.shards import check_shard
 
 from ...episodes.forks import Forks
 from ...ids import name_of
@@ -226,7 +227,7 @@ class RequestRunner:
         eid = fork.eid or session.eid
         if eid is None:
             raise NoReset("this session has delivered nothing yet: reset it first")
-        self._store.check_shard(fork.sid)
+        check_shard(self._store.shard, fork.sid)  # of the child: SESSION_LOST would be of the session that asks
         fleet = self._sessions.runtime.fleet
         if fleet is not None and fleet.elsewhere.has(eid):
             raise UnknownEpisode(eid)  # a session's episodes are all its worker's
