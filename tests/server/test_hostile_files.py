@@ -81,6 +81,7 @@ OTHERS: dict[str, list[str]] = {
 ALSO: dict[tuple[str, str], list[str]] = {
     ("probe", "data_dir"): ["--episode", "ep_x"],
     ("journal retention", "data_dir"): ["--keep-days", "1"],
+    ("fleet drain", "data_dir"): ["--server"],
     ("swe recipe", "dataset"): ["--instance", "o__n-1"],
     ("swe recipe", "output"): ["--instance", "o__n-1"],
     ("conformance", "probe"): ["http://127.0.0.1:9"],
