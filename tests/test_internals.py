@@ -116,6 +116,7 @@ INTERNALS = (
         "errata_server.serve.server",
         "says what a signal does, once, and how many connections are closed",
     ),
+    Internals("uvicorn.server:Server", "on_tick", "errata_server.serve.server", "counts the sessions of a drain"),
     # websockets: the parser under uvicorn's protocol
     Internals(
         "websockets.server:ServerProtocol", "parser handshake_exc", SOCKET, "breaks cycles of a lost socket", "conn"
