@@ -1,5 +1,5 @@
-"""``errata fleet``: shows the workers of a running ``errata serve --workers``, drains one of them, and undoes that; it
-drains a server of one process, too.
+"""``errata fleet``: shows the workers of a running ``errata serve --workers``, drains one of them, and undoes that;
+drains a server of one process; and starts, shows, drains and ends fleets on a cluster, which an engine runs.
 
 Workers are asked on their Unix sockets, which only the user of the server can open: a token of the address is that of
 somebody who plays episodes, and does not take a worker away from others.
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +24,16 @@ import typer
 
 from errata_protocol.errors import InvalidRequest, JournalUnavailable, error_from_wire
 
+from ..fleet_engines import ENGINES, FleetEngine, ShardStatus, Wanted
 from ..runtime import data_lock
 from ..runtime.shard_dirs import sockets_in
+from ..settings import tokens_in_environment
 from . import data_dirs
 from .source import Json, directory
 from .tables import Column, Table
 
 cli = typer.Typer(
-    help="Workers of errata serve --workers: list, drain, undrain.",
+    help="Workers of errata serve --workers, and fleets on a Ray cluster (--ray).",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -54,6 +58,125 @@ DataDir = Annotated[
         "[default: ERRATA_DATA_DIR, else what is below errata in XDG_DATA_HOME or ~/.local/share]",
     ),
 ]
+
+OnRay = Annotated[bool, typer.Option("--ray", help="A fleet on a Ray cluster.")]
+
+Address = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Ray cluster; auto: that of RAY_ADDRESS, else of this machine.")
+]
+
+Name = Annotated[str, typer.Option(metavar="NAME", help="Name of the fleet on its cluster.")]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+
+
+@cli.command("up")
+def up(
+    target: Annotated[str, typer.Argument(metavar="ENVIRONMENT", help="As for errata serve.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="Further options of errata serve.")
+    ] = None,
+    ray: OnRay = False,
+    address: Address = "auto",
+    name: Name = "errata",
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes to use. [default: all that have the CPUs]")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes on each node, with one CPU of Ray each.")] = 1,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            parser=directory,
+            metavar="PATH",
+            help="Directory of the shards on each node, with {node} for the node's id. "
+            "[default: errata/fleet-NAME in XDG_DATA_HOME or ~/.local/share]",
+        ),
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="All nodes see --data-dir: sessions of a dead node go on at another.")
+    ] = False,
+    insecure: Annotated[bool, typer.Option(help="Accept other machines without a token.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Start a fleet on a Ray cluster: an errata serve process for each shard, spread over the nodes.
+
+    Clients use the address of any member, or ray://NAME in a process that can reach the cluster. ERRATA_TOKEN or
+    ERRATA_TOKEN_FILE has the token of the processes.
+    """
+    if shared and data_dir is None:
+        raise InvalidRequest("--shared needs --data-dir: a directory that all nodes see")
+    wanted = Wanted(
+        environments=[target],
+        options=options or [],
+        nodes=nodes,
+        workers=workers,
+        data_dir=data_dir.absolute() if data_dir is not None else None,
+        is_shared=shared,
+        token=",".join(tokens_in_environment()) or None,
+        is_insecure=insecure,
+    )
+    found = _engine(ray, name).up(address, name, wanted, _progress)
+    _show(found, as_json)
+
+
+@cli.command("status")
+def status(ray: OnRay = False, address: Address = "auto", name: Name = "errata", as_json: Json = False) -> None:
+    """Show the shards of a fleet on a cluster: nodes, states, sessions, steps a second, lag of the event loop."""
+    _show(_engine(ray, name).status(address, name), as_json)
+
+
+@cli.command("down")
+def down(
+    ray: OnRay = False,
+    address: Address = "auto",
+    name: Name = "errata",
+    now: Annotated[bool, typer.Option("--now", help="End at once; sessions stay in the directories.")] = False,
+) -> None:
+    """End a fleet on a cluster once its sessions have ended, and keep its data directories."""
+    _engine(ray, name).down(address, name, now, _progress)
+
+
+def _engine(ray: bool, name: str) -> FleetEngine:
+    """Return the engine that an option names.
+
+    Raises:
+        InvalidRequest: None is named, or the fleet's name is none.
+    """
+    if not ray:
+        raise InvalidRequest("give --ray: a fleet on a Ray cluster (errata serve --workers is one on this machine)")
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest("the name of a fleet has lower-case letters, digits and hyphens, at most 41")
+    return ENGINES.load("ray")
+
+
+def _progress(line: str) -> None:
+    typer.echo(f"errata fleet: {line}", err=True)
+
+
+def _show(found: Sequence[ShardStatus], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found]))
+        return
+    table = Table(
+        Column("shard", whole=True),
+        Column("node", whole=True),
+        "state",
+        Column("sessions", right=True),
+        Column("steps/s", right=True),
+        Column("lag", right=True),
+        Column("address", whole=True),
+        Column("problem", most=200),
+    )
+    for one in found:
+        table.add(
+            one.shard or "-",
+            one.node or "-",
+            "drained" if one.is_drained else one.state,
+            "-" if one.sessions is None else str(one.sessions),
+            "-" if one.steps_s is None else f"{one.steps_s:.1f}",
+            "-" if one.lag_s is None else f"{one.lag_s * 1000:.0f} ms",
+            one.url or "-",
+            one.problem,
+        )
+    table.end()
 
 
 @cli.command("workers")
@@ -90,6 +213,9 @@ def drain(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the worker has ended.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: a line at each change.")] = False,
+    ray: OnRay = False,
+    address: Address = "auto",
+    name: Name = "errata",
 ) -> None:
     """Let a worker end once its sessions have.
 
@@ -101,12 +227,17 @@ def drain(
     balancers and clients take new sessions elsewhere. Those that come all the same are served.
     """
     if server:
-        if shard is not None or as_json:
-            raise typer.BadParameter("--server takes no SHARD and no --json: it drains the only process of a server")
+        if shard is not None or as_json or ray:
+            raise typer.BadParameter("--server takes no SHARD, --json or --ray: it drains the only process of a server")
         _drain_server(data_dir, most if wait else 0.0)
         return
     if shard is None or most is not None:
         raise typer.BadParameter("give the SHARD of a worker, without --most; or --server")
+    if ray:
+        engine = _engine(ray, name)
+        engine.drain(address, name, shard, True)
+        _follow(engine, address, name, shard, lambda one: one.is_drained or not wait, as_json)
+        return
     chosen = _running(data_dir, shard)
     _ask(chosen, "/fleet/drain", {"shard": shard}, DRAIN_S)
     for one in _changes(chosen, shard, lambda one: one["drained"]):
@@ -129,12 +260,20 @@ def undrain(
     data_dir: DataDir = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the worker serves.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: a line at each change.")] = False,
+    ray: OnRay = False,
+    address: Address = "auto",
+    name: Name = "errata",
 ) -> None:
     """Let a worker that was drained serve again.
 
     One that still drains takes new sessions again. One that has ended is started again on its data directory; sessions
     that were kept there go on.
     """
+    if ray:
+        engine = _engine(ray, name)
+        engine.drain(address, name, shard, False)
+        _follow(engine, address, name, shard, lambda one: one.state == "up" or not wait, as_json)
+        return
     chosen = _running(data_dir, shard)
     _ask(chosen, "/fleet/undrain", {"shard": shard}, DRAIN_S)
     for one in _changes(chosen, shard, lambda one: one["state"] == "up"):
@@ -177,6 +316,31 @@ def _drain_server(data_dir: Path | None, most_s: float | None) -> None:
     finally:
         for owner in owners.values():
             os.close(owner)
+
+
+def _follow(
+    engine: FleetEngine,
+    address: str,
+    name: str,
+    shard: str,
+    is_last: Callable[[ShardStatus], bool],
+    as_json: bool,
+) -> None:
+    """Print a member of a fleet on a cluster now, and after each change, until what is printed is the last."""
+    shown: tuple[object, ...] = ()
+    while True:
+        one = next((one for one in engine.status(address, name) if one.shard == shard), None)
+        if one is None:
+            raise JournalUnavailable(f"the fleet {name} has no shard {shard} any more")
+        state = "drained" if one.is_drained else one.state
+        if (state, one.sessions) != shown:
+            shown = (state, one.sessions)
+            typer.echo(
+                json.dumps(asdict(one)) if as_json else f"{shard} is {state}; sessions left: {one.sessions or 0}"
+            )
+        if is_last(one):
+            return
+        time.sleep(LOOK_S)
 
 
 def _changes(chosen: Path, shard: str, is_last: Callable[[dict[str, Any]], bool]) -> Iterator[dict[str, Any]]:

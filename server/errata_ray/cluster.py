@@ -1,0 +1,83 @@
+"""Connects to a Ray cluster, with errors that say what to do next."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+
+from errata_protocol.errors import InvalidRequest, ServiceError
+from errata_protocol.exception_text import text_of
+
+from .registry import NAMESPACE
+
+ASK_S = 15.0
+"""Longest wait for an answer of a fleet's registry, seconds. It may be starting again."""
+
+ADDRESS = "RAY_ADDRESS"
+"""Environment variable with the address of the cluster, as for Ray's own commands."""
+
+
+def connect(address: str) -> None:
+    """Connect this process to a cluster, unless it is connected to one already.
+
+    Args:
+        address: Address of the cluster, ``HOST:PORT`` or ``auto``: the one in `ADDRESS`, else that of this machine.
+
+    Raises:
+        InvalidRequest: There is no cluster, or it wants a token.
+    """
+    if ray.is_initialized():
+        return
+    chosen = os.environ.get(ADDRESS, "auto") if address == "auto" else address
+    try:
+        ray.init(address=chosen, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        where = "no Ray cluster runs on this machine" if chosen == "auto" else f"no Ray cluster answers at {chosen}"
+        raise InvalidRequest(
+            f"{where}: start one with `ray start --head`, or name one with --address HOST:PORT or {ADDRESS}"
+        ) from error
+    except Exception as error:  # Ray raises RuntimeError, AuthenticationError and others for a token
+        if "auth" in str(error).lower():
+            raise InvalidRequest(
+                f"the Ray cluster at {chosen} wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+                f"RAY_AUTH_TOKEN_PATH, or have ~/.ray/auth_token ({text_of(error)[:200]})"
+            ) from error
+        raise InvalidRequest(f"cannot connect to the Ray cluster at {chosen}: {text_of(error)[:500]}") from error
+
+
+def registry_name(fleet: str) -> str:
+    """Return the name of the actor that is a fleet's registry."""
+    return f"{fleet}-registry"
+
+
+def registry_of(fleet: str) -> Any:
+    """Return the handle of a fleet's registry.
+
+    Raises:
+        InvalidRequest: The cluster has no such fleet.
+    """
+    try:
+        return ray.get_actor(registry_name(fleet), namespace=NAMESPACE)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"the Ray cluster has no fleet {fleet}: start it with errata fleet up --ray, or name another with --name"
+        ) from error
+
+
+def asked(reference: Any, most_s: float = ASK_S) -> Any:
+    """Return what an actor answers.
+
+    Args:
+        reference: Ray's reference of the answer.
+        most_s: Longest wait for it, seconds.
+
+    Raises:
+        ServiceError: It does not answer.
+    """
+    try:
+        return ray.get(reference, timeout=most_s)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        raise ServiceError(f"the fleet's registry does not answer: {text_of(error)[:300]}") from error
