@@ -166,6 +166,10 @@ class _Play:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Run the demo; return 0 when no step was lost or doubled."""
+    if "--ray" in arguments:
+        from errata_ray import demo
+
+        return demo.main(arguments, TARGET)
     parser = argparse.ArgumentParser(
         prog="errata demo fleet",
         description="Sessions on several workers behind one address; one worker is killed, and every step is counted.",
@@ -173,6 +177,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--workers", type=int, default=4, help="number of workers (4)")
     parser.add_argument("--sessions", type=int, default=2000, help="number of sessions (2000)")
     parser.add_argument("--steps", type=int, default=6, help="number of steps of each session (6)")
+    parser.add_argument("--ray", action="store_true", help="two simulated nodes of a Ray cluster; see --ray --help")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
     options = parser.parse_args(list(arguments))
     if options.workers < 2 or options.sessions < 1 or options.steps < 3:

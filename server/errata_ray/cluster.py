@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any
 
 import ray
@@ -15,6 +16,9 @@ from .registry import NAMESPACE
 
 ASK_S = 15.0
 """Longest wait for an answer of a fleet's registry, seconds. It may be starting again."""
+
+AGAIN_S = 0.5
+"""Pause before an actor is asked again, seconds."""
 
 ADDRESS = "RAY_ADDRESS"
 """Environment variable with the address of the cluster, as for Ray's own commands."""
@@ -67,17 +71,25 @@ def registry_of(fleet: str) -> Any:
         ) from error
 
 
-def asked(reference: Any, most_s: float = ASK_S) -> Any:
-    """Return what an actor answers.
+def asked(method: Any, *arguments: Any, most_s: float = ASK_S) -> Any:
+    """Ask an actor, again while it does not answer: it may be starting again.
 
     Args:
-        reference: Ray's reference of the answer.
-        most_s: Longest wait for it, seconds.
+        method: Method of the actor's handle. It may be run twice.
+        *arguments: Arguments of the method.
+        most_s: Longest wait for the answer, seconds.
 
     Raises:
         ServiceError: It does not answer.
     """
-    try:
-        return ray.get(reference, timeout=most_s)
-    except (ray.exceptions.RayError, TimeoutError) as error:
-        raise ServiceError(f"the fleet's registry does not answer: {text_of(error)[:300]}") from error
+    end = time.monotonic() + most_s
+    while True:
+        left = end - time.monotonic()
+        try:
+            return ray.get(method.remote(*arguments), timeout=max(0.0, left))
+        except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError) as error:
+            if left <= AGAIN_S:
+                raise ServiceError(f"the fleet's registry does not answer: {text_of(error)[:300]}") from error
+            time.sleep(AGAIN_S)
+        except ray.exceptions.RayError as error:
+            raise ServiceError(f"the fleet's registry cannot answer: {text_of(error)[:300]}") from error

@@ -27,6 +27,9 @@ LOOK_S = 0.5
 LEASE_S = 10.0
 """Length of a lease of a shared directory, seconds."""
 
+HEAD = "node:__internal_head__"
+"""Resource of Ray's head node, with which the cluster ends anyway: the registry is there and dies with no other."""
+
 PLACE_S = 60.0
 """Longest wait for room on the nodes, seconds."""
 
@@ -81,7 +84,7 @@ class RayEngine(FleetEngine):
         slots = count * wanted.workers
         registry = (
             ray.remote(Registry)
-            .options(name=cluster.registry_name(name), max_concurrency=1000, **_DETACHED)
+            .options(name=cluster.registry_name(name), max_concurrency=1000, resources={HEAD: 0.001}, **_DETACHED)
             .remote(Terms(slots, wanted.is_shared, LEASE_S))
         )
         plan = Plan(
@@ -102,7 +105,7 @@ class RayEngine(FleetEngine):
             ).remote(plan, slot, registry)
         shown = -1
         while True:
-            found: list[tuple[State, Report]] = cluster.asked(registry.reports.remote(), wanted.start_s)
+            found: list[tuple[State, Report]] = cluster.asked(registry.reports, most_s=wanted.start_s)
             up = sum(state == "up" for state, _ in found)
             if up != shown:
                 say(f"{up} of {slots} shards serve")
@@ -133,8 +136,8 @@ class RayEngine(FleetEngine):
         """See `FleetEngine.status`."""
         cluster.connect(cluster_address)
         registry = cluster.registry_of(name)
-        found: list[tuple[State, Report]] = cluster.asked(registry.reports.remote())
-        _, records = cluster.asked(registry.watch.remote(None, 0.0))
+        found: list[tuple[State, Report]] = cluster.asked(registry.reports)
+        _, records = cluster.asked(registry.watch, None, 0.0)
         addresses = {node["NodeID"]: f"{node['NodeManagerAddress']} {node['NodeID'][:8]}" for node in ray.nodes()}
         drained = {one.shard for one in records if one.is_drained and one.state == "down"}
         live = [
@@ -142,7 +145,7 @@ class RayEngine(FleetEngine):
                 shard=report.shard,
                 url=report.url,
                 node=addresses.get(report.node, report.node[:8] or None),
-                state=state if report.shard is not None else "starting",
+                state=state if report.url is not None else "starting",
                 is_drained=report.shard in drained,
                 sessions=report.sessions,
                 steps_s=report.steps_s,
@@ -163,14 +166,14 @@ class RayEngine(FleetEngine):
         others = [one for one in self.status(cluster_address, name) if one.state == "up" and one.shard != shard]
         if wanted and not others:
             raise InvalidRequest(f"{shard} is the last shard that takes new sessions: errata fleet down --ray ends all")
-        if not cluster.asked(cluster.registry_of(name).drain.remote(shard, wanted)):
+        if not cluster.asked(cluster.registry_of(name).drain, shard, wanted):
             raise InvalidRequest(f"the fleet {name} has no shard {shard}, or it is lost")
 
     def down(self, cluster_address: str, name: str, now: bool, say: Callable[[str], None]) -> None:
         """See `FleetEngine.down`."""
         cluster.connect(cluster_address)
         registry = cluster.registry_of(name)
-        terms: Terms = cluster.asked(registry.terms.remote())
+        terms: Terms = cluster.asked(registry.terms)
         shown: dict[str | None, int | None] = {}
         while not now:
             left = {
@@ -184,7 +187,7 @@ class RayEngine(FleetEngine):
             if not left:
                 break
             for shard in left:
-                cluster.asked(registry.drain.remote(shard, True))
+                cluster.asked(registry.drain, shard, True)
             time.sleep(LOOK_S)
         self._remove(name, terms.slots, ray.util.get_placement_group(name))
         say("the fleet has ended; its data directories are kept")

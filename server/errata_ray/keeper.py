@@ -134,10 +134,10 @@ class ShardKeeper:
         version, records = ray.get(self._registry.watch.remote(None, 0.0), timeout=ASK_S)
         while not self._ending.is_set():
             self._known = records
-            entries = [{"shard": one.shard, "url": one.url, "state": one.state} for one in records]
-            new = self._own / "members.new"
-            new.write_text(json.dumps({"members": entries}), encoding="utf-8")
-            new.replace(self._own / "members.json")
+            if entries := [{"shard": one.shard, "url": one.url, "state": one.state} for one in records]:
+                new = self._own / "members.new"
+                new.write_text(json.dumps({"members": entries}), encoding="utf-8")
+                new.replace(self._own / "members.json")
             version, records = ray.get(self._registry.watch.remote(version, WATCH_S), timeout=WATCH_S + ASK_S)
 
     def _keep(self) -> None:
@@ -159,7 +159,7 @@ class ShardKeeper:
                     self._problem = f"it ended with status {status}: {process.last_words()}"[:500]
                     self._process, due = None, now + pause
                 elif process is not None and process.url is not None:
-                    self._url, self._problem = process.url, ""
+                    self._problem = ""
                     self._measure(process)
                     if self._load is None or self._load.sessions or not self._draining:
                         idle_since = now
@@ -186,6 +186,8 @@ class ShardKeeper:
     def _report(self) -> str:
         process = self._process
         is_up = process is not None and process.url is not None and process.status() is None
+        if is_up and process is not None:
+            self._url = process.url
         load = self._load if is_up else None
         report = Report(
             life=self._life,
@@ -213,9 +215,7 @@ class ShardKeeper:
             if not self._take(shard):
                 return
             options = ["--lease", str(self._own / "lease")]
-        members = self._own / "members.json"
-        if members.exists():
-            options += ["--members", f"file://{members}"]
+        options += ["--members", f"file://{self._own / 'members.json'}"]
         self._process = ShardProcess(
             [
                 *self._plan.environments,
