@@ -25,7 +25,7 @@ from errata_protocol.labels import EXTENSION, NO_LABELS, VERSION, Labels
 from errata_protocol.replay import EpisodePage, Kind, StateAt
 
 from .connections.connection import Connection
-from .connections.dialing import Dial
+from .connections.dialing import Dial, is_list, ws_url_of
 from .connections.stats import SessionStats
 from .connections.ticket import Ticket, read_ticket
 from .deliveries.delivery_log import DeliveryLog
@@ -131,6 +131,8 @@ class ErrataClient(SocketClient[ActT, ObsT, StateT]):
             mode=mode,
             headers=headers,
         )
+        if base_url is not None and is_list(base_url):
+            self._ws_url = ws_url_of(base_url)  # `EnvClient` would take it for a host
         self._session_id = session_id
         self._durable = durable
         self._mux_wanted = mux

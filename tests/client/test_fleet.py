@@ -14,10 +14,9 @@ from fastapi import FastAPI
 from loopback import served
 
 from errata_client import Endpoint, Fleet
-from errata_client.connections import placing
 from errata_client.connections.dialing import Dial
 from errata_client.connections.placing import Places
-from errata_client.fleet import file_source, server_source, source
+from errata_client.fleet import file_source, members, server_source, source
 from errata_client.fleet import fleet as fleets
 from errata_protocol.errors import ErrataError, InvalidRequest, NotSupported
 from errata_protocol.fleet import MAX_LIST, FleetMember, State
@@ -130,13 +129,13 @@ async def test_what_a_server_answers_instead_is_an_error_in_bounded_time(monkeyp
 async def test_a_file_has_the_members_and_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_source, "LOOK_S", 0.0)
     path = tmp_path / "the fleet.json"
-    members = [{"shard": name, "url": f"http://host-{name}/", "state": "up"} for name in NAMES]
-    path.write_text(json.dumps({"members": members}))
+    listed = [{"shard": name, "url": f"http://host-{name}/", "state": "up"} for name in NAMES]
+    path.write_text(json.dumps({"members": listed}))
     watching = Fleet.of(f"file://{tmp_path}/the%20fleet.json").watch()
     assert await anext(watching) == [Endpoint(name, f"http://host-{name}", "up") for name in NAMES]
     following = asyncio.ensure_future(anext(watching))
     draft = tmp_path / "draft"
-    draft.write_text(json.dumps({"members": [members[0], {**members[1], "state": "lost"}]}))
+    draft.write_text(json.dumps({"members": [listed[0], {**listed[1], "state": "lost"}]}))
     draft.replace(path)
     assert [one.state for one in await following] == ["up", "lost"]
 
@@ -167,18 +166,18 @@ def test_further_sources_are_found_by_their_scheme(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(source, "entry_points", lambda group, name: [point] if name == "ray" else [])
     Fleet.of("ray:actor", headers={"a": "b"})
     assert made == [("ray:actor", {"a": "b"})]
-    for address in ("dns:host", "nothing", "file://host/path", "file:"):
+    for address in ("gopher:host", "nothing", "file://host/path", "file:"):
         with pytest.raises(InvalidRequest):
             Fleet.of(address)
 
 
-async def test_sessions_are_placed_at_members_that_serve_at_this_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_are_placed_at_all_members_that_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     url, names = "http://host:8000", ["a" * 12, "b" * 12, "c" * 12, "d" * 12]
     found = [
         Endpoint(names[0], url, "up"),
         Endpoint(names[1], url, "down"),
         Endpoint(names[2], "http://other:8000", "up"),
-        Endpoint(names[3], url, "up"),
+        Endpoint(names[3], url, "draining"),
         Endpoint(None, url, "up"),
     ]
     reads: list[None] = []
@@ -192,11 +191,19 @@ async def test_sessions_are_placed_at_members_that_serve_at_this_address(monkeyp
         async def aclose(self) -> None: ...
 
     places = Places(Dial("ws://host:8000/ws"))
-    places._fleet = Fleet(Scripted())
-    chosen = await asyncio.gather(*(places.place(f"group {n}") for n in range(100)))
-    assert set(chosen) == {names[0], names[3]} and len(reads) == 1, "members are read once for all that open together"
-    assert await places.place("group 7") == chosen[7]
-    monkeypatch.setattr(placing, "FRESH_S", -1.0)
-    places._until = float("-inf")
-    found[:] = found[1:3]
+    places.members._fleet = Fleet(Scripted())
+    chosen = [
+        dial for dial in await asyncio.gather(*(places.place(f"group {n}") for n in range(100))) if dial is not None
+    ]
+    assert {dial.url for dial in chosen} == {
+        f"ws://host:8000/ws?shard={names[0]}",
+        f"ws://other:8000/ws?shard={names[2]}",
+    }
+    assert len(reads) == 1, "members are read once for all that open together"
+    assert await places.place("group 7") == chosen[7] and places.are_apart
+    places.avoid(names[2])
+    assert {(await places.place(f"group {n}") or chosen[0]).shard for n in range(100)} == {names[0]}
+    monkeypatch.setattr(members, "FRESH_S", -1.0)
+    places.members._until = float("-inf")
+    found[:] = found[1:2]
     assert await places.place("group 7") is None and len(reads) == 2

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from errata_client import ErrataClient
-from errata_client.fleet import losses
+from errata_client.fleet import members
 from errata_protocol.errors import JournalUnavailable, Misdirected, SessionLost
 from errata_protocol.fleet import FleetMember
 from errata_protocol.names import SHARD
@@ -219,7 +219,7 @@ async def test_a_plain_socket_and_http_raise_at_their_deadline_and_keep_the_sess
 async def test_what_waits_for_a_member_that_is_down_ends_at_once_when_it_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(losses, "FRESH_S", 0.0)
+    monkeypatch.setattr(members, "FRESH_S", 0.0)
     mine, other = application(tmp_path / "mine"), application(tmp_path / "other")
     member = FleetMember(shard=shard_name.shard_name(tmp_path / "mine"), state="down")
     other.state.errata.runtime.members = MemberWatch(lambda: [member])

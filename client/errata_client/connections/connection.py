@@ -12,12 +12,12 @@ from typing import Any, Self
 import msgspec
 from websockets.asyncio.client import ClientConnection
 
-from errata_protocol.errors import ErrataError, LocalProtocolError
+from errata_protocol.errors import ErrataError, InvalidRequest, LocalProtocolError
 from errata_protocol.mux import Answered, ClientSession
 from errata_protocol.mux.records import ReadKind
 
 from . import background
-from .dialing import Backoff, Dial, ws_url_of
+from .dialing import Backoff, Dial, is_list, ws_url_of
 from .driver import ConnectionDriver, ReadOutcome
 from .waiting import Waits, waits_at
 
@@ -41,6 +41,9 @@ class Connection(ConnectionDriver):
         group: Name of 21 to 128 characters ``A-Z a-z 0-9 _ -`` under which sessions are opened, so that any process
             that knows it can end them all with `close_group`; random by default.
 
+    Raises:
+        InvalidRequest: The address is that of a list of members.
+
     Attributes:
         waits: Where callers that wait are noted; set by `enter`.
     """
@@ -59,6 +62,8 @@ class Connection(ConnectionDriver):
         backoff: Backoff | None = None,
         group: str | None = None,
     ) -> None:
+        if is_list(base_url):
+            raise InvalidRequest("a connection is to one server: give ErrataClient or EnvPool the address of a list")
         dial = Dial(
             ws_url_of(base_url),
             Dial.header_items(headers),
@@ -106,6 +111,19 @@ class Connection(ConnectionDriver):
         return self
 
     @classmethod
+    def to(cls, base_url: str, dial: Dial) -> Connection:
+        """Return a connection of the running loop that opens its first socket when it is needed.
+
+        Args:
+            base_url: The server's base URL.
+            dial: Opens the sockets.
+        """
+        connection = cls("")
+        connection.base_url, connection.dial = base_url, dial
+        connection.enter()
+        return connection
+
+    @classmethod
     def on(cls, base_url: str, dial: Dial, socket: ClientConnection) -> Connection:
         """Return a connection whose first socket is open already.
 
@@ -114,9 +132,7 @@ class Connection(ConnectionDriver):
             dial: Opens further sockets.
             socket: A socket of the running loop whose server accepted the multiplexed protocol.
         """
-        connection = cls(base_url)
-        connection.dial = dial
-        connection.enter()
+        connection = cls.to(base_url, dial)
         connection._first_socket = socket
         connection._start()
         return connection

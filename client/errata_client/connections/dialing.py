@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openenv.core.env_client import _is_localhost_ws_url
@@ -21,6 +21,8 @@ from errata_protocol.exception_text import text_of
 from errata_protocol.fleet import PARAMETER
 from errata_protocol.printable import printable
 
+from ..fleet import Endpoint
+
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Status codes of proxies whose server restarts, and of servers that ask the client to try again."""
 REASON_CHARACTERS = 1000
@@ -32,8 +34,16 @@ class ConnectRefused(ConnectionError):
     """Connecting failed, and would fail again: wrong token, no such route, no such protocol."""
 
 
+def is_list(address: str) -> bool:
+    """Return whether an address is that of a list of members, such as ``file:///PATH``, and not that of a server."""
+    scheme, separator, _ = address.partition("://")
+    return bool(separator) and scheme not in ("http", "https", "ws", "wss")
+
+
 def ws_url_of(base_url: str) -> str:
-    """Return the ``.../ws`` URL of a server's base URL, as `EnvClient` makes it."""
+    """Return the ``.../ws`` URL of a server's base URL, as `EnvClient` makes it; of a list with the same behind it."""
+    if is_list(base_url):
+        return f"{base_url.rstrip('/')}/ws"
     url: str = convert_to_ws_url(base_url)
     return f"{url}/ws"
 
@@ -43,13 +53,15 @@ class Dial:
     """The address of a server and the parameters of its sockets. Clients with equal ones may share a connection.
 
     Args:
-        ws_url: The server's ``.../ws`` URL.
+        ws_url: The server's ``.../ws`` URL, or another address of a fleet with ``/ws`` behind it.
         headers: Sent with the handshake.
         connect_timeout_s: Timeout of one handshake, seconds.
         ping_interval_s: Seconds between pings; None sends none.
         ping_timeout_s: Seconds until a ping without answer means that the socket is lost.
         max_size: Largest incoming message, bytes.
         shard: Name of the server's member that is to get the sockets; None leaves that to the server.
+        member_url: The ``.../ws`` URL that the member has now; None for ``ws_url``. A member may come back elsewhere,
+            so clients share a connection whatever it is.
     """
 
     ws_url: str
@@ -59,15 +71,33 @@ class Dial:
     ping_timeout_s: float | None = 20.0
     max_size: int = 100 * 1024 * 1024
     shard: str | None = None
+    member_url: str | None = field(default=None, compare=False)
 
     @staticmethod
     def header_items(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
         """Return headers as a sorted, hashable tuple."""
         return tuple(sorted((headers or {}).items()))
 
-    def url_at(self, shard: str | None) -> str:
-        """Return the URL of a socket at a member of the server; at any for None."""
-        return self.ws_url if shard is None else f"{self.ws_url}?{PARAMETER}={shard}"
+    @property
+    def address(self) -> str:
+        """The server's base URL, or the other address of a fleet."""
+        return self.ws_url.removesuffix("/ws")
+
+    @property
+    def is_of_server(self) -> bool:
+        """Whether the address is that of a server, which a socket can be opened at, and not that of a list."""
+        return not is_list(self.ws_url)
+
+    @property
+    def url(self) -> str:
+        """URL of a socket."""
+        url = self.member_url or self.ws_url
+        return url if self.shard is None else f"{url}?{PARAMETER}={self.shard}"
+
+    def at(self, member: Endpoint) -> Dial:
+        """Return how sockets of a member are opened."""
+        url = ws_url_of(member.url)
+        return replace(self, shard=member.shard, member_url=None if url == self.ws_url else url)
 
     async def open(self, *, compression: str | None = None) -> ClientConnection:
         """Open a socket and offer the multiplexed protocol on it; ``.subprotocol`` says whether the server speaks it.
@@ -90,15 +120,15 @@ class Dial:
                     raise
                 return await self._handshake(compression)
         except Exception as error:
-            text = f"Failed to connect to {self.ws_url}: {text_of(error)}{refusal_reason(error)}"
+            text = f"Failed to connect to {self.member_url or self.ws_url}: {text_of(error)}{refusal_reason(error)}"
             if not isinstance(error, OSError | InvalidHandshake):
                 raise ConnectRefused(text) from error  # e.g. an invalid URL, or an event loop that is closing
             raise (ConnectionError if _is_transient(error) else ConnectRefused)(text) from error
 
     async def _handshake(self, compression: str | None) -> ClientConnection:
-        local: dict[str, Any] = {"proxy": None} if _is_localhost_ws_url(self.ws_url) else {}
+        local: dict[str, Any] = {"proxy": None} if _is_localhost_ws_url(self.url) else {}
         return await ws_connect(
-            self.url_at(self.shard),
+            self.url,
             subprotocols=[Subprotocol(PROTOCOL_NAME)],
             compression=compression,
             open_timeout=self.connect_timeout_s,

@@ -41,7 +41,7 @@ from errata_protocol.mux import (
 from errata_protocol.names import SHARD
 from errata_protocol.shards import shard_of
 
-from ..fleet.losses import Losses
+from ..fleet.members import Members, lost_error
 from .dialing import Backoff, ConnectRefused, Dial
 from .outcome import copy_of, taken_over_error
 from .stats import ConnectionStats
@@ -91,6 +91,7 @@ class ConnectionDriver:
         machine: The state machine. Call `schedule_send` after each call that makes it send something.
         stats: Counters.
         capabilities: The server's capabilities; None before the first socket.
+        members: The members of the server, where it has several or another connection has read them; None until then.
     """
 
     def __init__(self, dial: Dial, backoff: Backoff) -> None:
@@ -110,7 +111,10 @@ class ConnectionDriver:
         self._listeners: dict[str, Listener] = {}
         self._reads: dict[ClientRead, Callable[[ReadOutcome], None]] = {}
         self._closing_sockets: set[asyncio.Task[None]] = set()
-        self._losses: Losses | None = None
+        self.members: Members | None = None
+        self._own_members: Members | None = None
+        self._reading_members: asyncio.Task[object] | None = None
+        self._place: Dial | None = None  # how the last socket was opened, or the next one is to be
         self._suspects: dict[str, str] = {}  # shards of sessions that may be lost, by sid
         self._suspecting: asyncio.Task[None] | None = None
         self._knows_server = False  # `capabilities` are those of the socket that is open now
@@ -124,13 +128,30 @@ class ConnectionDriver:
         return self._ws is not None
 
     @property
-    def _member(self) -> str | None:
-        """Name of the member that is to get the next socket: where there are several, the one that had the last has the
-        sessions, and another one would have to pass each frame on to it."""
+    def member(self) -> str | None:
+        """Name of the member that has the sockets, as far as is known: the one that has the sessions, since another one
+        passes each frame on to it, or refuses them. Without sessions it is the one that had the last socket."""
+        for sid in self.machine.sessions:
+            if (shard := shard_of(sid)) is not None and self._has_fleet:
+                return shard
         found = self.capabilities
-        if found is not None and found.offers(EXTENSION) and SHARD.matches(found.shard):
+        if found is not None and self._has_fleet and SHARD.matches(found.shard):
             return found.shard
         return self.dial.shard
+
+    @property
+    def _has_fleet(self) -> bool:
+        """Whether the server may have several members."""
+        found = self.capabilities
+        return self.dial.shard is not None or (found is not None and found.offers(EXTENSION))
+
+    def _next_place(self) -> Dial:
+        """Return how the next socket is opened: as the last one, unless another member is to get it."""
+        place, shard = self._place or self.dial, self.member
+        if place.shard != shard:
+            known = self.members.known(shard) if self.members is not None else None
+            place = self.dial.at(known) if known is not None else replace(self.dial, shard=shard, member_url=None)
+        return place
 
     def attach(self, session: ClientSession, listener: Listener) -> None:
         """Pass the events of ``session``, which was just added to the machine, to ``listener``."""
@@ -245,15 +266,15 @@ class ConnectionDriver:
                     "while: ask again to try again"
                 ) from cause
             await asyncio.sleep(delay)
+            self._place = place = self._next_place()
             try:
-                ws = await replace(self.dial, shard=self._member).open()
+                ws = await place.open()
             except ConnectionError as error:
-                if isinstance(error, ConnectRefused) or self.stats.connects == 0:
+                moved = await self._find_member(place.shard)
+                if not moved and (isinstance(error, ConnectRefused) or self.stats.connects == 0):
                     raise
                 failures, cause = failures + 1, error
                 self._no_socket_because = error
-                shard = self._member
-                self._suspect(shard, *(sid for sid in self.machine.sessions if shard_of(sid) == shard))
                 continue
             if ws.subprotocol != PROTOCOL_NAME:
                 self._close_socket(ws)
@@ -379,25 +400,54 @@ class ConnectionDriver:
 
     # -- members that are lost ---------------------------------------------------------------------------------------
 
+    async def _find_member(self, shard: str | None) -> bool:
+        """Look where a member is now that no socket reaches; end its sessions if it is lost.
+
+        Returns:
+            Whether it is elsewhere, or its sessions have to wait for it.
+        """
+        if shard is None or not self._has_fleet:
+            return False
+        before = self._place
+        found = await self.known_members().of(shard)
+        if found is None:
+            return False
+        if found.state == "lost":
+            self._suspect(shard, *(sid for sid in self.machine.sessions if shard_of(sid) == shard))
+            return False
+        self._place = self.dial.at(found)
+        return found.state == "down" or before is None or self._place.url != before.url
+
+    def known_members(self) -> Members:
+        """Return the members of the server; the connection closes what is open for them."""
+        if self.members is None:
+            self.members = self._own_members = Members(self.dial.address, dict(self.dial.headers))
+        return self.members
+
     def _suspect(self, shard: object, *sids: str) -> None:
-        """Ask whether a shard is lost whose sessions wait for it, and end them if it is."""
+        """Ask whether a shard is lost, or elsewhere, whose sessions are refused or wait for it."""
         if not isinstance(shard, str) or not sids or self._closed:
             return
         self._suspects |= dict.fromkeys(sids, shard)
         if self._suspecting is None:
             assert self._loop is not None
-            self._suspecting = self._loop.create_task(self._end_lost(), name="errata-connection-lost")
+            self._suspecting = self._loop.create_task(self._clear_suspects(), name="errata-connection-lost")
 
-    async def _end_lost(self) -> None:
-        if self._losses is None:
-            self._losses = Losses(self.dial.ws_url.removesuffix("/ws"), dict(self.dial.headers))
+    async def _clear_suspects(self) -> None:
+        members = self.known_members()
         try:
             while self._suspects:
                 sid, shard = self._suspects.popitem()
-                error = await self._losses.of(shard)
-                session = self.machine.sessions.get(sid)
-                if error is not None and session is not None:
-                    self._dispatch(self.machine.lose(session, error))
+                found = await members.of(shard)
+                session, ws = self.machine.sessions.get(sid), self._ws
+                if found is None or session is None:
+                    continue
+                place = self.dial.at(found)
+                if found.state == "lost":
+                    self._dispatch(self.machine.lose(session, lost_error(found)))
+                elif ws is not None and shard == self.member and place.url != (self._place or self.dial).url:
+                    self._place = place  # another server has the address that its member had
+                    self._close_socket(ws)
         finally:
             self._suspecting = None
 
@@ -406,8 +456,11 @@ class ConnectionDriver:
         if self._suspecting is not None:
             self._suspecting.cancel()
             await asyncio.gather(self._suspecting, return_exceptions=True)
-        if self._losses is not None:
-            await self._losses.aclose()
+        if self._reading_members is not None:
+            self._reading_members.cancel()
+            await asyncio.gather(self._reading_members, return_exceptions=True)
+        if self._own_members is not None:
+            await self._own_members.aclose()
 
     def _go_away(self, retry_after_s: float) -> None:
         """Have the socket closed when all replies have arrived, or after `GOAWAY_TIMEOUT_S`; then connect again."""
@@ -429,6 +482,10 @@ class ConnectionDriver:
         self.capabilities = capabilities = Capabilities.model_validate_json(outcome.payload)
         self._knows_server = True
         self.machine.apply_limits(capabilities.limits)
+        if capabilities.offers(EXTENSION) and self.members is None:
+            # Now, since this member may be the one that ends: the others are asked then who has come back where.
+            assert self._loop is not None
+            self._reading_members = self._loop.create_task(self.known_members().of(capabilities.shard))
 
     def _wait_for_timer(self) -> None:
         due = self.machine.next_timer()

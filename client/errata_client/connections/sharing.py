@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from websockets.asyncio.client import ClientConnection
@@ -19,11 +19,15 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import NotSupported
 from errata_protocol.fleet import EXTENSION
 
+from ..fleet.members import Members
 from . import background
 from .connection import Connection
 from .dialing import Dial
 from .placing import Places
 from .waiting import waits_at
+
+MOST_TRIED = 4
+"""Most members that are tried for a new session, where one cannot be reached."""
 
 
 @dataclass(eq=False)
@@ -33,18 +37,19 @@ class Lease:
     Args:
         connection: The connection.
         entry: Counts the users of the connection; None for a connection that the caller made and closes.
-        beside: Share in the connection by which the member of this one was found; released with it.
+        beside: The entry by which the member of this one was found, and that is used as long as this one is.
     """
 
     connection: Connection
     entry: _Entry | None = None
-    beside: Lease | None = None
+    beside: _Entry | None = None
 
     def share(self) -> Lease:
         """Return a lease of the same connection for another client."""
-        if self.entry is not None:
-            self.entry.users += 1
-        return Lease(self.connection, self.entry)
+        for entry in (self.entry, self.beside):
+            if entry is not None:
+                entry.users += 1
+        return Lease(self.connection, self.entry, self.beside)
 
     async def release(self) -> None:
         """End the lease; the last one closes the connection."""
@@ -55,7 +60,7 @@ class Lease:
                 await entry.leave()
         finally:
             if beside is not None:
-                await beside.release()
+                await beside.leave()
 
 
 @dataclass(eq=False)
@@ -87,12 +92,25 @@ _lock = threading.Lock()
 _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Dial, _Entry]] = WeakKeyDictionary()
 
 
-async def join(base_url: str, dial: Dial) -> Lease | ClientConnection | None:
+def _entry_of(dial: Dial) -> _Entry:
+    """Return the running loop's entry of a connection, which the caller now uses."""
+    with _lock:
+        entries = _loops.setdefault(asyncio.get_running_loop(), {})
+    entry = entries.setdefault(dial, _Entry(dial, entries))
+    entry.users += 1
+    return entry
+
+
+async def join(
+    base_url: str, dial: Dial, members: Members | None = None, *, waits: bool = False
+) -> Lease | ClientConnection | None:
     """Lease the running loop's connection to a server; open it if there is none.
 
     Args:
         base_url: The server's base URL.
         dial: How its sockets are opened.
+        members: The members of the server, where they are known; they stay open while the connection is used.
+        waits: Whether the member of ``dial`` is waited for while it is down, in place of an error.
 
     Returns:
         A lease. Where the server does not speak the multiplexed protocol, the plain socket that it accepted instead;
@@ -101,13 +119,12 @@ async def join(base_url: str, dial: Dial) -> Lease | ClientConnection | None:
     Raises:
         ConnectionError: The server cannot be reached.
     """
-    with _lock:
-        entries = _loops.setdefault(asyncio.get_running_loop(), {})
-    entry = entries.setdefault(dial, _Entry(dial, entries))
-    entry.users += 1
+    entry = _entry_of(dial)
     socket: ClientConnection | None = None
     try:
         async with entry.lock:
+            if entry.connection is None and waits:
+                entry.connection = Connection.to(base_url, dial)
             if entry.connection is None and not entry.is_plain:
                 with waits_at(base_url).on("a connection", dial.connect_timeout_s):
                     socket = await dial.open(compression="deflate")
@@ -115,6 +132,7 @@ async def join(base_url: str, dial: Dial) -> Lease | ClientConnection | None:
                 if not entry.is_plain:
                     entry.connection = Connection.on(base_url, dial, socket)
         if entry.connection is not None:
+            entry.connection.members = entry.connection.members or members
             return Lease(entry.connection, entry)
     except BaseException:
         await entry.leave()
@@ -123,42 +141,103 @@ async def join(base_url: str, dial: Dial) -> Lease | ClientConnection | None:
     return socket
 
 
-async def join_placed(base_url: str, dial: Dial, group: str) -> Lease | ClientConnection | None:
-    """Join the connection to the member at which a new session is to be opened; of a server with one member, do `join`.
+async def join_placed(
+    base_url: str, dial: Dial, group: str, shard: str | None = None
+) -> Lease | ClientConnection | None:
+    """Join the connection to the member at which a session is to be; of a server with one member, do `join`.
 
-    The first connection tells whether there are several members, and is used for the sessions of its own.
+    The first connection tells whether there are several members, and is used for the sessions of its own. Where the
+    address is that of a list, there is no such connection.
 
     Args:
-        base_url: The server's base URL.
+        base_url: The server's base URL, or another address of a fleet.
         dial: How its sockets are opened.
         group: Name of the sessions that are to be at one member.
+        shard: Name of the member that has the session already; None for a new one.
 
     Raises:
-        ConnectionError: The server cannot be reached.
+        ConnectionError: The server, or the member, cannot be reached.
         ErrataError: The members cannot be read.
     """
+    if not dial.is_of_server:
+        entry = _entry_of(dial)
+        try:
+            if entry.places is None:
+                entry.places = Places(dial)
+            placed = await _join_member(base_url, entry.places, group, shard)
+            if placed is None:
+                raise ConnectionError(f"no member of {base_url} is up")
+        except BaseException:
+            await entry.leave()
+            raise
+        placed.beside = entry
+        return placed
     found = await join(base_url, dial)
     if not isinstance(found, Lease):
         return found
     try:
-        offered = (await found.connection.connect()).capabilities
-        if offered is None or not offered.offers(EXTENSION) or found.entry is None:
+        known, offered = found.entry, found.connection.capabilities
+        if known is None or known.places is None:
+            offered = (await found.connection.connect()).capabilities
+        if offered is None or not offered.offers(EXTENSION) or known is None:
             return found
-        if found.entry.places is None:
-            found.entry.places = Places(dial)
-        shard = await found.entry.places.place(group)
-        if shard is None or shard == offered.shard:
-            return found
-        placed = await join(base_url, replace(dial, shard=shard))
-        if not isinstance(placed, Lease):
-            if placed is not None:
-                await placed.close()
-            raise NotSupported(f"member {shard} of {base_url} does not speak {PROTOCOL_NAME}, which another one does")
+        if known.places is None:
+            known.places = Places(dial, found.connection.known_members())
+        placed = await _join_member(base_url, known.places, group, shard, found)
     except BaseException:
         await found.release()
         raise
-    placed.beside = found
+    if placed is None:
+        return found
+    if placed is not found:
+        placed.beside, found.entry = known, None
     return placed
+
+
+async def _join_member(
+    base_url: str, places: Places, group: str, shard: str | None, first: Lease | None = None
+) -> Lease | None:
+    """Join the connection to a member.
+
+    A member at an address of its own that cannot be reached gets no new session: its state may be known late.
+
+    Returns:
+        The lease; ``first`` where that is the member's; None where no member can be chosen.
+    """
+    failed: ConnectionError | None = None
+    for _ in range(MOST_TRIED):
+        dial = await (places.place(group) if shard is None else places.at(shard))
+        if dial is None:
+            break
+        if first is not None and first.connection.member == dial.shard and dial.member_url is None:
+            placed: Lease | ClientConnection | None = first
+        else:
+            try:
+                placed = await join(base_url, dial, places.members, waits=shard is not None)
+            except ConnectionError as error:
+                if dial.shard is None or not places.are_apart:
+                    raise
+                places.avoid(dial.shard)
+                failed = error
+                continue
+        if not isinstance(placed, Lease):
+            if placed is not None:
+                await placed.close()
+            raise NotSupported(f"member {dial.shard} of {base_url} does not speak {PROTOCOL_NAME}")
+        if shard is None and places.are_apart and not placed.connection.is_open:
+            try:
+                async with asyncio.timeout(dial.connect_timeout_s):
+                    await placed.connection.connect()
+            except (ConnectionError, TimeoutError) as error:
+                if placed is not first:
+                    await placed.release()
+                places.avoid(dial.shard or "")
+                failed = ConnectionError(f"member {dial.shard} of {base_url} cannot be reached: {error}")
+                continue
+        return placed
+    if first is None and failed is not None:
+        raise failed
+    return None
 
 
 def _forget_loops() -> None:

@@ -35,11 +35,12 @@ from errata_protocol.replay import (
     TurnPage,
     episode_path,
 )
+from errata_protocol.shards import shard_of
 
 from ..connections.waiting import waits_at
 from ..deliveries.late_rewards import Reward, read_rewards
 from ..deliveries.read_keys import READ_KEYS
-from ..fleet.losses import Losses
+from ..fleet.members import Members, lost_error
 from ..wire.frames import FrameInvalid, Stamp, as_kind, is_known_code, wire_error
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -102,11 +103,12 @@ class HttpDoor:
         self._trust_env = trust_env
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._losses: Losses | None = None
+        self._members: Members | None = None
+        self._bases: dict[str, str] = {}  # where members are that are elsewhere, or were, by shard
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: everything but the open connections."""
-        return {**self.__dict__, "_client": None, "_loop": None, "_losses": None}
+        return {**self.__dict__, "_client": None, "_loop": None, "_members": None}
 
     async def create_session(self, labels: Labels = NO_LABELS) -> str:
         """Create a session that outlives its socket and return its id.
@@ -216,15 +218,18 @@ class HttpDoor:
         self._client = self._loop = None
         if client is not None and loop is asyncio.get_running_loop():
             await client.aclose()
-        if self._losses is not None:
-            await self._losses.aclose()
+        if self._members is not None:
+            await self._members.aclose()
 
     async def _rpc(self, method: str, params: dict[str, Any], headers: dict[str, str] | None = None) -> dict[str, Any]:
-        return await self._routed(lambda: self._rpc_once(method, params, headers))
+        shard = shard_of(str(params.get("session_id")))
+        return await self._routed(lambda base: self._rpc_once(base, method, params, headers), shard)
 
-    async def _rpc_once(self, method: str, params: dict[str, Any], headers: dict[str, str] | None) -> dict[str, Any]:
+    async def _rpc_once(
+        self, base: str, method: str, params: dict[str, Any], headers: dict[str, str] | None
+    ) -> dict[str, Any]:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        reply = _json(await self._send_once("POST", "/mcp", body, headers=headers))
+        reply = _json(await self._send_once(base, "POST", "/mcp", body, headers=headers))
         if not isinstance(reply, dict):
             raise FrameInvalid(f"{method} answered no JSON-RPC object: {reply!r}")
         if (error := reply.get("error")) is not None:
@@ -241,37 +246,84 @@ class HttpDoor:
         eid: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        return await self._routed(lambda: self._send_once(method, path, body, params, eid, headers))
+        shard = shard_of(eid) if eid is not None else None
+        return await self._routed(lambda base: self._send_once(base, method, path, body, params, eid, headers), shard)
 
-    async def _routed(self, ask: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
-        """Return the answer to a request; while it comes to a server of another data directory, where nothing is done
-        (MISDIRECTED), send it again until ``timeout_s`` is over."""
+    async def _routed(self, ask: Callable[[str], Awaitable[AnswerT]], shard: str | None) -> AnswerT:
+        """Return the answer to a request, from the member that has what it is about.
+
+        While it comes to a server of another data directory, where nothing is done (MISDIRECTED), or its member is down
+        or elsewhere, it is sent again until ``timeout_s`` is over.
+
+        Args:
+            ask: Sends the request to a base URL.
+            shard: Name of the shard that the request is about; None where it names none.
+        """
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._timeout_s
+        deadline, has_moved = clock() + self._timeout_s, False
         while True:
+            base, wait_s = await self.base_of(shard), RETRY_AFTER_S
             try:
-                return await ask()
-            except Misdirected as error:
-                await self.check_lost(error)
-                told = error.details.get("retry_after")
-                wait_s = told if isinstance(told, int | float) and told >= SHORTEST_WAIT_S else RETRY_AFTER_S
-                if clock() + wait_s > deadline:
+                return await ask(base)
+            except (Misdirected, ConnectionError) as error:
+                if isinstance(error, Misdirected):
+                    named, told = error.details.get("shard"), error.details.get("retry_after")
+                    shard = named if isinstance(named, str) else shard
+                    wait_s = told if isinstance(told, int | float) and told >= SHORTEST_WAIT_S else wait_s
+                    await self.find(shard, base)
+                elif not await self.find(shard, base):
                     raise
-            await asyncio.sleep(wait_s)
+                has_moved = not has_moved and await self.base_of(shard) != base
+                if not has_moved and clock() + wait_s > deadline:
+                    raise
+            if not has_moved:
+                await asyncio.sleep(wait_s)
 
-    async def check_lost(self, refusal: Misdirected) -> None:
-        """Ask whether the member that has the session, or episode, of a refused request is lost.
+    async def base_of(self, shard: str | None) -> str:
+        """Return the base URL at which a shard is asked for, as far as is known; of any member that serves for None.
 
         Raises:
-            SessionLost: It is.
+            ConnectionError: The address is that of a list, in which there is no such member, or it cannot be read.
+            ErrataError: The members cannot be read.
         """
-        if self._losses is None:
-            self._losses = Losses(self._base, self._headers)
-        if (error := await self._losses.of(refusal.details.get("shard"))) is not None:
-            raise error from refusal
+        if shard is not None and shard in self._bases:
+            return self._bases[shard]
+        if self._base.startswith(("http://", "https://")):
+            return self._base
+        for one in await self._known_members().read():
+            if one.state == "up" if shard is None else one.shard == shard:
+                return one.url
+        raise ConnectionError(f"no member of {self._base} " + ("is up" if shard is None else f"has the shard {shard}"))
+
+    async def find(self, shard: str | None, base: str) -> bool:
+        """Look where a shard's member is now, after it was not found at a base URL.
+
+        Only members that the fleet lists are asked: a `url` in an error is no reason to send a token there.
+
+        Returns:
+            Whether it is elsewhere, or down and to be waited for.
+
+        Raises:
+            SessionLost: It is lost.
+        """
+        if shard is None:
+            return False
+        found = await self._known_members().of(shard)
+        if found is None:
+            return False
+        if found.state == "lost":
+            raise lost_error(found)
+        self._bases[shard] = found.url
+        return found.url != base or found.state == "down"
+
+    def _known_members(self) -> Members:
+        if self._members is None:
+            self._members = Members(self._base, self._headers)
+        return self._members
 
     async def _send_once(
         self,
+        base: str,
         method: str,
         path: str,
         body: Any = None,
@@ -284,11 +336,11 @@ class HttpDoor:
         shown = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key is not None else {})}
         try:
             with waits_at(self._base).on(f"the answer to a {method} request", self._timeout_s):
-                response = await client.request(method, self._base + path, json=body, params=params, headers=shown)
+                response = await client.request(method, base + path, json=body, params=params, headers=shown)
         except httpx.TransportError as error:
             if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
                 raise TimeoutError(f"{method} {path} got no answer within {self._timeout_s} s") from error
-            raise ConnectionError(f"{method} {self._base}{path} failed: {text_of(error)}") from error
+            raise ConnectionError(f"{method} {base}{path} failed: {text_of(error)}") from error
         if response.is_success:
             return response
         raise _http_error(method, path, response)

@@ -178,7 +178,9 @@ class MuxDoor:
                 found = await join_placed(base_url, dial, group)
                 self._found = base_url, dial, group
             else:
-                found = await join(base_url, dial)
+                sid = self.first_ticket["sid"]
+                shard = shard_of(sid)
+                found = await (join(base_url, dial) if shard is None else join_placed(base_url, dial, sid, shard))
             if not isinstance(found, Lease):
                 return found
             self._lease = found
@@ -339,8 +341,9 @@ class MuxDoor:
         )
 
     def _shard(self) -> str | None:
-        """Return the name of the server's data directory; None where it has none."""
-        name = self.capabilities.shard if self.capabilities is not None else None
+        """Return the name of the data directory of the server, or of its member that has the session; None for none."""
+        assert self._lease is not None
+        name = self._lease.connection.member or (self.capabilities.shard if self.capabilities is not None else None)
         return name if SHARD.matches(name) else None
 
     def _group(self) -> str:

@@ -22,8 +22,9 @@ from errata_protocol.capabilities import PROBE, Capabilities
 from errata_protocol.errors import InvalidRequest, Misdirected, NotSupported, SessionUnknown
 from errata_protocol.labels import HEADER, NO_LABELS
 from errata_protocol.replay import Kind
+from errata_protocol.shards import shard_of
 
-from ..connections.dialing import refusal_reason
+from ..connections.dialing import refusal_reason, ws_url_of
 from ..connections.waiting import waits_at
 from ..wire.frames import Frame, FrameInvalid, parse_frame, wire_error
 from .http_door import HttpDoor
@@ -134,25 +135,32 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
         """
         clock = asyncio.get_running_loop().time
         deadline, pause_s = clock() + self._connect_timeout, 0.02
+        shard = shard_of(self._session_id) if self._session_id is not None else None
         with waits_at(self._ws_url).on("a connection", self._connect_timeout):
             while True:
+                base = await self._http().base_of(shard)
                 try:
-                    await self._open_once()
+                    await self._open_once(ws_url_of(base))
                     return
                 except (Misdirected, SessionUnknown) as refusal:
                     if isinstance(refusal, Misdirected):
-                        await self._http().check_lost(refusal)
+                        await self._http().find(shard, base)
                     if not may_pass(refusal) or clock() + pause_s > deadline:
+                        raise
+                except ConnectionError:
+                    if shard is None or not await self._http().find(shard, base) or clock() + pause_s > deadline:
                         raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.5)
 
-    async def _open_once(self) -> None:
+    async def _open_once(self, member_url: str) -> None:
+        """Open the socket at a member's ``.../ws`` URL, which is the client's own where there is one member."""
         plain_url, headers = self._ws_url, self._headers
         self._connecting = True  # `EnvClient` calls close() when it cannot connect, which must not end the session
         try:
+            self._ws_url = member_url
             if self._session_id is not None:
-                self._ws_url = f"{plain_url}?session_id={quote(self._session_id, safe='')}"
+                self._ws_url = f"{member_url}?session_id={quote(self._session_id, safe='')}"
             if self._opened_socket is not None:  # also when it is closed: it may hold the error frame of a refusal
                 self._ws, self._ws_loop, self._opened_socket = self._opened_socket, asyncio.get_running_loop(), None
             else:
@@ -160,7 +168,7 @@ class SocketClient(EnvClient[ActT, ObsT, StateT], Generic[ActT, ObsT, StateT]): 
                     self._headers = {**(headers or {}), HEADER: self._labels.header()}
                 await super()._connect_async()
         except ConnectionError as error:  # remove the session id, which gives access to the session, from the message
-            text = str(error).replace(str(self._ws_url), str(plain_url)) if self._ws_url else str(error)
+            text = str(error).replace(str(self._ws_url), member_url) if self._ws_url else str(error)
             raise ConnectionError(text + refusal_reason(error.__cause__)) from error.__cause__
         finally:
             self._connecting, self._headers = False, headers

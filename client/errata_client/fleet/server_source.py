@@ -24,6 +24,9 @@ MAX_BYTES = 1024**2
 ANSWER_S = 10.0
 """How long an answer may take beyond the wait that was asked for, seconds."""
 
+CONNECT_S = 2.0
+"""How long a connection to a member may take, seconds; then the next one is asked."""
+
 MOST_ASKED = 4
 """Most other members that are asked, one after the other."""
 
@@ -45,6 +48,7 @@ class ServerSource:
         self._url = urlunsplit((_SCHEMES.get(parts.scheme, parts.scheme), parts.netloc, parts.path, "", ""))
         self._headers = {**(headers or {}), "Accept-Encoding": "identity"}  # so that what is read is bounded
         self._others: list[str] = []
+        self._next = self._url  # is asked first: the one that answered last, or the one behind one that did not
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -61,12 +65,16 @@ class ServerSource:
         if after is not None:
             query = {"after": after, "wait": min(wait_s, MAX_WAIT_S)}
         failed: ConnectionError | None = None
-        for url in [self._url, *self._others[:MOST_ASKED]]:
+        urls = [self._url, *self._others[:MOST_ASKED]]
+        first = urls.index(self._next) if self._next in urls else 0
+        for at in range(first, first + len(urls)):
+            url, self._next = urls[at % len(urls)], urls[(at + 1) % len(urls)]  # also where the caller gives up
             try:
                 found = await self._ask(url, query)
             except ConnectionError as error:
                 failed = failed or error
                 continue
+            self._next = url
             endpoints = endpoints_of(found, url)
             self._others = list(dict.fromkeys(one.url for one in endpoints if one.url != self._url))
             return found.version, endpoints
@@ -75,9 +83,10 @@ class ServerSource:
 
     async def _ask(self, url: str, query: Mapping[str, str | float]) -> FleetMembers:
         client, most_s = self._client_here(), float(query.get("wait", 0.0)) + ANSWER_S
+        timeout = httpx.Timeout(most_s, connect=CONNECT_S)
         try:
             async with asyncio.timeout(most_s):
-                async with client.stream("GET", f"{url}/fleet", params=query, timeout=most_s) as response:
+                async with client.stream("GET", f"{url}/fleet", params=query, timeout=timeout) as response:
                     parts, size = [], 0
                     async for part in response.aiter_raw():
                         parts.append(part)
