@@ -6,7 +6,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from errata_server.runtime import shard_name
+from errata_server.runtime import epochs, shard_name
 
 NODE = "{node}"
 """Stands for the id of a node in the path of a directory; for simulated nodes, which have one file system."""
@@ -30,7 +30,16 @@ def found(place: Path) -> list[str]:
     """
     if not place.is_dir():
         return []
-    return sorted(one.name for one in place.iterdir() if shard_name.shard_name(one) == one.name)
+    return sorted(one.name for one in place.iterdir() if shard_name.shard_name(epochs.current(one)) == one.name)
+
+
+def epoch(place: Path, shard: str) -> int:
+    """Return the highest epoch that a shard's directory shows; 0 where it has had no owner with a lease.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return max(epochs.epochs_in(place / shard), default=0)
 
 
 def make(place: Path) -> str:

@@ -255,7 +255,7 @@ class ShardKeeper:
 
     def _take(self, shard: str) -> bool:
         asked = now_ns()
-        answer = self._ask("take", shard, self._life, 0)
+        answer = self._ask("take", shard, self._life, directories.epoch(self._home, shard))
         if isinstance(answer, Wait):
             self._problem = f"the lease of shard {shard} may be another's for {answer.seconds:.1f} s more"
             return False
