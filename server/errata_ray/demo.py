@@ -31,6 +31,9 @@ OPENED_AT_ONCE = 200
 WAIT_S = 300.0
 """Longest wait for a step, seconds: sessions of a dead node wait until it is lost or taken over."""
 
+STARTS = 3
+"""Most starts of a simulated node."""
+
 NAME = "errata"
 """Name of the demo's fleet."""
 
@@ -174,7 +177,9 @@ class SimulatedCluster:
 
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self._cpus = cpus
-        self._nodes = [self._cluster.add_node(num_cpus=cpus) for _ in range(nodes)]
+        self._nodes: list[Any] = []
+        for _ in range(nodes):
+            self.add()
         self.address: str = self._cluster.address
 
     def kill(self, node: str) -> None:
@@ -188,8 +193,14 @@ class SimulatedCluster:
         self._cluster.remove_node(chosen, allow_graceful=False)
 
     def add(self) -> None:
-        """Add a node."""
-        self._nodes.append(self._cluster.add_node(num_cpus=self._cpus))
+        """Add a node. One that is not up within Ray's 30 s, as on a machine with much else to do, is tried again."""
+        for left in reversed(range(STARTS)):
+            try:
+                self._nodes.append(self._cluster.add_node(num_cpus=self._cpus))
+                return
+            except Exception as error:  # Ray raises no other
+                if not left or "timed out during startup" not in str(error):
+                    raise
 
     def shutdown(self) -> None:
         """End all nodes."""
