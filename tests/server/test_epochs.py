@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_server.cli import data_dirs
 from errata_server.journal import IndexedJournal, JournalType
@@ -22,6 +23,8 @@ from errata_server.runtime.shard_name import shard_name
 from errata_server.settings import Settings
 
 from .journal_rows import delivery, episode, session
+
+LAYER = SnapshotRef(kind="layer", id="a")
 
 
 async def commits(directory: Path, first: int, last: int) -> None:
@@ -173,6 +176,36 @@ def test_a_runtime_has_the_directory_of_its_lease_and_no_other(tmp_path: Path) -
     LeaseWriter(tmp_path / "lease").grant(4, now_ns() + 3_600_000_000_000)
     with pytest.raises(InvalidRequest, match="errata serve"):
         Runtime(Settings(data_dir=tmp_path / "data", lease=tmp_path / "lease"))
+
+
+async def test_a_session_on_layers_of_another_box_is_lost_at_the_take_over(tmp_path: Path) -> None:
+    lease = tmp_path / "lease"
+    writer = LeaseWriter(lease)
+    writer.grant(1, now_ns() + 3_600_000_000_000)
+    first = enter(tmp_path / "data", 1)
+    journal = IndexedJournal(first / "journal")
+    for sid, recovery, refs in (
+        ("on-layers", "snapshot", (LAYER,)),
+        ("in-journal", "snapshot", ()),
+        ("again", "reexecute", ()),
+    ):
+        row = session(sid, recovery=recovery, given_out=True)
+        await journal.commit(row, episode(f"e-{sid}", sid), delivery(f"e-{sid}", 0, sid=sid, refs=refs))
+    journal.close()
+    writer.grant(2, now_ns() + 3_600_000_000_000)
+    runtime = Runtime(Settings(data_dir=enter(tmp_path / "data", 2), lease=lease, disk_floor_bytes=0))
+    try:
+        await runtime.start()
+        found = {sid: runtime.store.journal.session(sid) for sid in ("on-layers", "in-journal", "again")}
+        assert {sid: row.status for sid, row in found.items() if row is not None} == {
+            "on-layers": "lost",
+            "in-journal": "open",
+            "again": "open",
+        }
+        lost = found["on-layers"]
+        assert lost is not None and lost.lost == "its sandbox was on the box that served it before"
+    finally:
+        await runtime.close()
 
 
 def test_the_watch_tells_of_a_later_owner_by_the_lease_and_by_the_directory(tmp_path: Path) -> None:

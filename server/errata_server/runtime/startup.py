@@ -7,7 +7,7 @@ from pathlib import Path
 
 from errata_protocol.errors import SandboxUnavailable
 
-from ..journal import Journal, JournalConfig, MemoryJournal, SalvageReport, SessionChange, journal_in
+from ..journal import Journal, JournalConfig, MemoryJournal, SalvageReport, SessionChange, SessionRow, journal_in
 from ..journal import registry as journal_registry
 from ..recovery import recovery_class, repeats_requests
 from ..settings import Settings
@@ -58,7 +58,7 @@ async def recover(store: Store, sandboxes: Sandboxes, *, taken_over: bool = Fals
             ended.append(SessionChange(row.sid, status="closed"))
         elif not recovery_class(row.recovery).survives_restart:
             ended.append(SessionChange(row.sid, status="lost"))
-        elif taken_over and not sandboxes.has_layers and (last := await store.last_delivery(row.sid)) and last.refs:
+        elif taken_over and not sandboxes.has_layers and await _is_on_layers(store, row):
             ended.append(SessionChange(row.sid, status="lost", lost="its sandbox was on the box that served it before"))
     if ended:
         await store.commit(*ended)
@@ -69,6 +69,14 @@ async def recover(store: Store, sandboxes: Sandboxes, *, taken_over: bool = Fals
     else:
         if report.layers or report.sandboxes:
             log.info("dropped %d uncommitted layers, %d dead sandboxes", report.layers, report.sandboxes)
+
+
+async def _is_on_layers(store: Store, row: SessionRow) -> bool:
+    """Return whether a session continues from a snapshot that has layers of a sandbox."""
+    if not recovery_class(row.recovery).takes_snapshots:
+        return False
+    last = await store.last_delivery(row.sid)
+    return last is not None and any(ref.kind != "base" for ref in last.refs)
 
 
 def _log_salvage(report: SalvageReport) -> None:
