@@ -1,4 +1,4 @@
-"""Two simulated boxes that take turns on one directory under leases, and clients that are sure of what was acknowledged.
+"""Two simulated boxes that take turns on one directory under leases, and clients that know what was acknowledged.
 
     python -m tests.server.simulated_boxes SEED        # what happened in one seed
 
