@@ -40,7 +40,7 @@ test-stress: trainer base ## tier 1 three times and tier 2 once beside busy loop
 	@$(PYTHON_BIN) -m tests.stress.load -- $(SUITES) --tiers 1 1 1 2 --keep-going
 
 test-full: trainer base ## all tiers whether they have changed or not, every benchmark once, and a clean machine
-	@$(SUITES) --tiers 0 1 2 3 4 --fresh --keep-going
+	@$(SUITES) --tiers 0 1 2 3 4 --keep-going
 
 openenv-source: ## FROM=DIR, a git directory or checkout of huggingface/OpenEnv: export what test-upstream, test-upstream-envs and test-upstream-patches use of it
 	@scripts/openenv_source.sh "$(FROM)"
@@ -74,7 +74,7 @@ simulate: setup ## the server, its clients and their accidents under each of SEE
 	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
-	@$(SUITES) fast
+	@$(SUITES) fast fast-server fast-trainer
 
 check: setup ## style, types and import rules
 	@scripts/check.sh

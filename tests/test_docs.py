@@ -107,3 +107,15 @@ def test_an_unknown_command_and_an_unknown_option_are_found() -> None:
     assert unknown(["serv", "x"]) == "command 'serv'"
     assert unknown(["serve", "x", "--databases", "y"]) == "option '--databases' of 'serve'"
     assert unknown(["journal", "verify", "--json"]) is None
+
+
+def test_no_page_or_message_names_an_index_alone() -> None:
+    """Before a release ``pip install 'openenv-errata[...]'`` finds nothing; pages say what works in a checkout too."""
+    pages = [ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert "pip install 'openenv-errata[" not in text, page
+        for extra in re.findall(r"openenv-errata\[(\w+)\]", text):
+            assert f"pip install '.[{extra}]'" in text, page
+    for module in (path for folder in ("server", "trainer_adapter", "bench") for path in (ROOT / folder).rglob("*.py")):
+        assert "openenv-errata[" not in module.read_text(encoding="utf-8"), module

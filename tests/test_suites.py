@@ -19,17 +19,23 @@ import pytest
 from .suites import keys
 from .suites.records import Pass, Records
 from .suites.run import own_network, pytest_command
-from .suites.table import ROOT, Suite, load
+from .suites.table import DEFAULT, ROOT, Suite, load
 from .test_internals import OPTIONAL
 
 COMMON, SUITES = load()
-HASHED = {name: suite for name, suite in SUITES.items() if suite.tier == 3}
-TRAINING = {"training", "ranks", "projects", "learning"}
+HASHED = {name: suite for name, suite in SUITES.items() if suite.keyed}
+TRAINING = {"training", "trl", "ranks", "projects", "learning"}
 VERL, MONARCH, RECIPES = {"verl"}, {"monarch"}, {"recipes", "cookbook", "gem", "skyrl"}
 ON_THE_SERVER = set(HASHED) - {"oracles", "skyrl"}
-INSTALLED = {"latest", "wheel"}
+ALWAYS = {"fast"}
+"""What any change in the repository runs."""
+IMAGES = {"docker", "smoke"}
+DEPENDENCIES = {"lowest", "latest"}
+INSTALLED = {*DEPENDENCIES, "wheel", "smoke", "fast-trainer", "whole-way"}
+"""Suites that have the whole trainer adapter in their key, with all recipes."""
 PLAYED = ON_THE_SERVER - {
     "schedules",
+    "upstream",
     "upstream-envs",
     "upstream-patches",
     "conformance",
@@ -112,10 +118,14 @@ def before(clone: Path) -> dict[str, str]:
         pytest.param("scripts/setup.sh", set(HASHED), id="shell script of the set-up"),
         pytest.param("scripts/lock.sh", set(), id="script that writes locks"),
         pytest.param("scripts/reference.py", set(), id="script that writes pages"),
-        pytest.param("docker/entrypoint.sh", {"docker", "containers", "fleet"}, id="shell script of the image"),
-        pytest.param("compose.yaml", {"docker"}, id="compose file"),
+        pytest.param(
+            "docker/entrypoint.sh", {*IMAGES, "containers", "fast-server", "fleet"}, id="shell script of the image"
+        ),
+        pytest.param("compose.yaml", {*IMAGES, "fast-server"}, id="compose file"),
         pytest.param("requirements/dev.lock", set(HASHED), id="lock of all"),
-        pytest.param("requirements/trainer.lock", {*TRAINING, *RECIPES}, id="lock of the trainer"),
+        pytest.param(
+            "requirements/trainer.lock", {*TRAINING, *RECIPES, "fast-trainer", "whole-way"}, id="lock of the trainer"
+        ),
         pytest.param("requirements/verl.lock", {*VERL, *MONARCH}, id="lock of another trainer"),
         pytest.param("requirements/skyrl.lock", {"skyrl"}, id="lock of another service"),
         pytest.param("requirements/fleet.lock", {"fleet"}, id="lock of the fleet"),
@@ -136,16 +146,30 @@ def before(clone: Path) -> dict[str, str]:
             f"{keys.RECIPES}/__init__.py", {*TRAINING, *VERL, *MONARCH, *RECIPES, *INSTALLED}, id="package of recipes"
         ),
         pytest.param("envs/terminal_env/spec.py", {*PLAYED, "oracles", "viewer"}, id="environment"),
-        pytest.param("conformance/errata_conformance/cli.py", {"conformance"}, id="kit"),
         pytest.param(
-            "../shared/data/rows.jsonl", {"containers", "redteam", "swe", "oracles", "prepare"}, id="shared data"
+            "conformance/errata_conformance/cli.py",
+            {"conformance", "kit", "interop", "fast-server", *DEPENDENCIES},
+            id="kit",
+        ),
+        pytest.param(
+            "../shared/data/rows.jsonl",
+            {"containers", "redteam", "swe", "oracles", "prepare", "sandbox", "fast-server", *DEPENDENCIES},
+            id="shared data",
         ),
         pytest.param("../shared/cases/rows.jsonl", {"chaos"}, id="shared cases"),
-        pytest.param("../shared/vectors/sdpo_loss.json", set(), id="shared vector, read in tier 1"),
-        pytest.param("docs/training.md", {"latest"}, id="page"),
+        pytest.param("../shared/vectors/sdpo_loss.json", set(), id="shared vector, which nothing reads"),
+        pytest.param("docs/training.md", {"fast-trainer", "whole-way"}, id="page with code"),
+        pytest.param("docs/fleet.md", set(), id="page"),
+        pytest.param("CHANGELOG.md", set(), id="change log"),
+        pytest.param("server/errata_server/fleet/routes.py", ON_THE_SERVER, id="server"),
+        pytest.param(
+            "tests/trainer/test_presets.py",
+            {*TRAINING, *VERL, "recipes", "fast-trainer", "whole-way"},
+            id="test of the trainer",
+        ),
         pytest.param("tests/test_packaging.py", {"wheel"}, id="test"),
         pytest.param("tests/slowest_files.py", set(HASHED), id="helper of all tests"),
-        pytest.param("tests/suites/run.py", set(), id="what runs suites"),
+        pytest.param("tests/suites/run.py", {"fast-server"}, id="what runs suites"),
     ],
 )
 def test_a_change_runs_exactly_the_suites_that_use_it(
@@ -159,6 +183,7 @@ def test_a_change_runs_exactly_the_suites_that_use_it(
         after = keys_of(clone)
         file.write_bytes(kept) if kept is not None else file.unlink()
     else:
+        expected = expected | ALWAYS
         mode, old = keys.git("ls-files", "--stage", changed, root=clone).split()[:2]
         new = keys.git("hash-object", "-w", "--stdin", root=clone, text="changed\n")
         keys.git("update-index", "--cacheinfo", f"{mode},{new},{changed}", root=clone)
@@ -225,6 +250,29 @@ def test_a_suites_key_has_the_scripts_that_its_tests_name(name: str) -> None:
         if (ROOT / "scripts" / found).exists()
     }
     assert not named - has
+
+
+def test_tier_1_collects_each_test_without_a_mark_once() -> None:
+    whole, *parts = (suite for suite in SUITES.values() if suite.tier == 1)
+    assert whole.name == DEFAULT and whole.tests == ("tests",) and {suite.select for suite in parts} == {DEFAULT}
+    paths = [path for suite in parts for path in suite.tests]
+    assert list(whole.ignore) == [f"*/{path}" for path in paths]
+    assert len(set(paths)) == len(paths) and {Path(path).parent for path in paths} == {Path("tests")}
+    assert all((ROOT / path).is_dir() for path in paths)
+
+
+def test_suites_that_share_a_mark_collect_different_tests() -> None:
+    whole, part = SUITES["sandbox"], SUITES["whole-way"]
+    assert part.select == whole.name and part.tier == whole.tier
+    assert not any(Path(path).is_relative_to(other) for path in part.tests for other in whole.tests)
+    assert {path for suite in SUITES.values() if suite.select == DEFAULT for path in suite.tests}
+
+
+def test_a_suite_that_may_be_skipped_says_what_it_uses(tmp_path: Path) -> None:
+    table = tmp_path / "suites.toml"
+    table.write_text(TABLE.replace('uses = ["used.txt"]', ""), encoding="utf-8")
+    with pytest.raises(ValueError, match="suite slow needs what its outcome depends on"):
+        load(table)
 
 
 def test_lowest_may_lack_every_package_that_its_tests_call_optional() -> None:
@@ -340,14 +388,17 @@ tier = 1
 about = "tests without a mark"
 tests = ["tests"]
 both = true
+uses = ["."]
 [real]
 tier = 2
 about = "marked tests"
 tests = ["tests"]
+uses = ["real.txt"]
 [other]
 tier = 2
 about = "a command beside it"
 command = ["sh", "-c", "echo other"]
+uses = ["real.txt"]
 [slow]
 tier = 3
 about = "skipped while unchanged"
@@ -400,7 +451,7 @@ class Project:
         self.write("pyproject.toml", '[tool.pytest.ini_options]\nmarkers = ["real", "slow"]\naddopts = "-q -p xdist"\n')
         self.write("conftest.py", NO_PROCESSES)
         self.write(".gitignore", ".cache\n__pycache__\n.pytest_cache\nran\n")
-        for name in ("common.txt", "used.txt"):
+        for name in ("common.txt", "used.txt", "real.txt"):
             self.write(name, "1\n")
         self.write("check.sh", "exit 0\n")
         self.write("tests/suites/suites.toml", TABLE)
@@ -408,6 +459,10 @@ class Project:
         self.write("tests/slow/test_slow.py", SLOW)
         keys.git("init", "-q", root=root)
         self.commit()
+
+    def recorded(self) -> set[str]:
+        """Return the names of the suites of which a pass is recorded."""
+        return {file.name.rpartition("-")[0] for file in (self.cache / "errata/ci").glob("passed/*.json")}
 
     def write(self, name: str, text: str) -> None:
         (self.root / name).parent.mkdir(exist_ok=True)
@@ -442,23 +497,43 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
-def test_a_suite_of_tier_3_is_skipped_until_what_it_uses_changes(project: Project) -> None:
+def begun(printed: list[str]) -> list[str]:
+    """Return the names of the suites that were run, in alphabetical order."""
+    return sorted(line.split()[2] for line in printed if line.endswith(" ..."))
+
+
+def test_a_suite_is_skipped_in_ci_until_what_it_uses_changes(project: Project) -> None:
     status, printed = project.run()
     assert status == 0 and printed[-1] == "5 passed, 0 failed, 0 skipped"
     status, printed = project.run()
-    assert status == 0 and printed[-1] == "4 passed, 0 failed, 0 skipped"
-    assert any("slow" in line and "unchanged since" in line and "passed on" in line for line in printed)
-    assert project.run("--tiers", "3", "--fresh")[1][-1] == "1 passed, 0 failed, 0 skipped"
-    assert project.run("slow")[1][-1] == "1 passed, 0 failed, 0 skipped"
-    for name in ("used.txt", "common.txt", "tests/slow/more.txt"):
+    assert status == 0 and printed[-1] == "1 passed, 0 failed, 0 skipped" and begun(printed) == ["check"]
+    for name in ("fast", "real", "other", "slow"):
+        assert any(name in line and "unchanged since" in line and "passed on" in line for line in printed)
+    for name, expected in (
+        ("used.txt", ["check", "fast", "slow"]),
+        ("real.txt", ["check", "fast", "other", "real"]),
+        ("more.txt", ["check", "fast"]),
+        ("common.txt", ["check", "fast", "other", "real", "slow"]),
+        ("tests/slow/more.txt", ["check", "fast", "real", "slow"]),
+    ):
         project.write(name, "2\n")
-        assert project.run("--tiers", "3", "--ci")[1][-1] == "1 passed, 0 failed, 0 skipped", name
-        assert project.run("--tiers", "3")[1][-1] == "0 passed, 0 failed, 0 skipped", name
-    (record, *_) = (project.cache / "errata/ci/passed").iterdir()
+        assert begun(project.run()[1]) == expected, name
+        assert begun(project.run()[1]) == ["check"], name
+
+
+def test_outside_ci_every_suite_is_run(project: Project) -> None:
+    assert project.run("--tiers", "1", "3", "--ci")[1][-1] == "2 passed, 0 failed, 0 skipped"
+    assert project.run("--tiers", "1", "3", "--ci")[1][-1] == "0 passed, 0 failed, 0 skipped"
+    for arguments in (["--tiers", "1", "3"], ["fast", "slow"], ["fast", "slow", "--ci"]):
+        assert project.run(*arguments)[1][-1] == "2 passed, 0 failed, 0 skipped", arguments
+
+
+def test_a_record_that_is_damaged_runs_the_suite_again_and_only_ci_records(project: Project) -> None:
+    project.run("--tiers", "1", "3", "--ci")
     for one in (project.cache / "errata/ci/passed").iterdir():
-        one.write_bytes(record.read_bytes()[:40])
-    assert project.run("--tiers", "3")[1][-1] == "1 passed, 0 failed, 0 skipped"
-    assert project.run("--tiers", "3")[1][-1] == "1 passed, 0 failed, 0 skipped", "only --ci records"
+        one.write_bytes(one.read_bytes()[:40])
+    project.run("--tiers", "1", "3")
+    assert project.run("--tiers", "1", "3", "--ci")[1][-1] == "2 passed, 0 failed, 0 skipped"
 
 
 @pytest.mark.parametrize(
@@ -522,7 +597,7 @@ def test_more_than_three_failures_are_not_run_again(project: Project) -> None:
 def test_a_flaky_suite_is_not_recorded_as_passed(project: Project) -> None:
     project.write("tests/slow/test_slow.py", FLAKY.format(mark="@__import__('pytest').mark.slow"))
     assert project.run()[0] == 0
-    assert not (project.cache / "errata/ci/passed").exists()
+    assert project.recorded() == {"fast", "real", "other"}
 
 
 def test_a_suite_that_lacks_openenvs_source_is_not_run_and_not_recorded(project: Project) -> None:
@@ -532,7 +607,7 @@ def test_a_suite_that_lacks_openenvs_source_is_not_run_and_not_recorded(project:
     status, printed = project.run()
     assert status == 0 and printed[-2:] == ["not run (above): slow", "4 passed, 0 failed, 0 skipped"]
     assert any("slow" in line and "not run: OpenEnv's source is not here" in line for line in printed)
-    assert not (project.cache / "errata/ci/passed").exists()
+    assert project.recorded() == {"fast", "real", "other"}
     assert project.run("slow")[0] == 69, "who asks for a suite wants it run"
     project.write("scripts/openenv_source.sh", "#!/bin/sh\nexit 1\n")
     assert project.run("slow")[1][-1].startswith("1 passed"), "a broken script is no reason to skip"
@@ -582,7 +657,7 @@ def test_what_a_machine_cannot_run_fails_where_all_is_required(project: Project)
     assert status == 0 and "skipped 1: no such program (.ci/run fails on it: slow)" in printed
     status, printed = project.run("--tiers", "3", "--ci", REQUIRE_ALL="1")
     assert status == 1 and printed[-2] == "FAILED [slow] slow: skipped" and "no such program" in printed
-    assert not (project.cache / "errata/ci/passed").exists()
+    assert not project.recorded()
     project.write("tests/suites/suites.toml", TABLE + 'skips = ["no such"]\n')
     assert project.run("--tiers", "3", "--ci", REQUIRE_ALL="1")[1][-1] == "1 passed, 0 failed, 1 skipped"
 
@@ -606,7 +681,7 @@ def test_a_suite_that_breaks_is_a_failure_and_not_run_again(
     project.write("tests/slow/test_slow.py", text)
     status, printed = project.run("--tiers", "3", "--ci")
     assert status == 1 and "FAILED [slow] slow" in printed and any(shown in line for line in printed)
-    assert not (project.cache / "errata/ci/passed").exists()
+    assert not project.recorded()
 
 
 def test_a_suite_that_hangs_prints_where_each_of_its_threads_is(project: Project) -> None:
@@ -642,7 +717,10 @@ def test_a_test_that_ends_its_process_is_run_once_and_all_others_are_run(project
 
 
 def test_when_the_time_is_up_suites_of_tier_3_are_ended_and_named(project: Project) -> None:
-    more = TABLE + '[later]\ntier = 3\nabout = "not begun"\ncommand = ["sh", "-c", "echo begun >>.cache/begun"]\n'
+    more = (
+        TABLE
+        + '[later]\ntier = 3\nabout = "not begun"\ncommand = ["sh", "-c", "echo begun >>.cache/begun"]\nuses = ["."]\n'
+    )
     project.write("tests/suites/suites.toml", more)
     waits = "import signal\nfrom pathlib import Path\n" + SLOW.replace("    assert True\n", "    signal.pause()\n")
     project.write("tests/slow/test_slow.py", waits)
@@ -651,7 +729,7 @@ def test_when_the_time_is_up_suites_of_tier_3_are_ended_and_named(project: Proje
     assert "not run (above): slow, later" in printed
     assert [line.split()[2] for line in printed if line.startswith("NOT TESTED ")] == ["slow:", "later:"]
     assert not (project.root / ".cache/begun").exists()
-    assert not (project.cache / "errata/ci/passed/slow").exists()
+    assert not project.recorded()
 
 
 def test_what_failed_is_printed_also_if_the_suite_does_not_come_to_its_end(project: Project) -> None:
@@ -664,7 +742,9 @@ def test_what_failed_is_printed_also_if_the_suite_does_not_come_to_its_end(proje
 
 
 def test_suites_that_passed_longest_ago_begin_first(project: Project) -> None:
-    project.write("tests/suites/suites.toml", TABLE + '[new]\ntier = 3\nabout = "new"\ncommand = ["true"]\n')
+    project.write(
+        "tests/suites/suites.toml", TABLE + '[new]\ntier = 3\nabout = "new"\ncommand = ["true"]\nuses = ["."]\n'
+    )
     project.run("slow", "--ci")
     project.write("used.txt", "2\n")
     _, printed = project.run("--tiers", "3", "--ci", "--at-once", "1")
@@ -672,7 +752,9 @@ def test_suites_that_passed_longest_ago_begin_first(project: Project) -> None:
 
 
 def test_the_longest_suites_begin_first_where_all_have_time(project: Project) -> None:
-    more = "".join(f'[{name}]\ntier = 3\nabout = "{name}"\ncommand = ["true"]\n' for name in ("short", "long"))
+    more = "".join(
+        f'[{name}]\ntier = 3\nabout = "{name}"\ncommand = ["true"]\nuses = ["."]\n' for name in ("short", "long")
+    )
     project.write("tests/suites/suites.toml", TABLE + more)
     records = Records(project.cache / "errata/ci")
     for name, seconds in (("long", 300), ("slow", 200), ("short", 1)):  # 501 seconds
@@ -689,7 +771,7 @@ def test_a_pass_of_what_changed_while_it_ran_is_not_recorded(project: Project) -
     project.write("tests/slow/test_slow.py", SLOW + "    open('used.txt', 'a').write('more')\n")
     status, printed = project.run("--tiers", "3", "--ci")
     assert status == 0 and any("changed while it ran" in line for line in printed)
-    assert not (project.cache / "errata/ci/passed").exists()
+    assert not project.recorded()
 
 
 def test_the_summary_is_also_written_as_json(project: Project) -> None:

@@ -22,7 +22,6 @@ from ..slowest_files import SLOWEST
 from . import keys
 from .records import Flaky, Pass, Records
 from .run import (
-    BY_HASH,
     LOGS,
     NO_TIME,
     OPENENV_ABSENT,
@@ -47,7 +46,7 @@ class Run:
 
     Args:
         common: Paths that every key has.
-        records: Records of earlier runs; None if they are ignored.
+        records: Records of earlier runs, whose passes are not repeated; None if they are.
         ci: Whether failed tests are run again, and passes and flaky tests are recorded.
         at_once: Number of suites that run side by side.
         workers: Number of processes of a suite that runs alone.
@@ -80,7 +79,7 @@ class Run:
         """Run suites side by side, run their failed tests again, and return whether all passed."""
         began = time.monotonic()
         todo = [result for result in map(self._planned, suites) if result.status != "unchanged"]
-        if number == BY_HASH and self._records:
+        if all(result.suite.may_wait for result in todo):
             todo = self._ordered(todo)
         self._start_engines(todo)
         alone = [result for result in todo if result.suite.both or len(todo) == 1]
@@ -118,7 +117,7 @@ class Run:
     def _planned(self, suite: Suite) -> Result:
         result = Result(suite=suite)
         self.results.append(result)
-        if suite.tier >= BY_HASH and self._records:
+        if suite.keyed and self._records:
             key = keys.key(self._parts(suite))
             if known := self._records.passed(suite.name, key):
                 result.status, result.why = "unchanged", f"unchanged since {known.key}, passed on {known.date[:10]}"
@@ -154,7 +153,7 @@ class Run:
         if self.processes.ended:
             return
         suite = result.suite
-        recorded = self._ci and suite.tier >= BY_HASH
+        recorded = self._ci and suite.keyed
         before = self._parts(suite) if recorded else {}
         self._say(f"{suite.name} ...")
         run(result, self.processes, workers, shown=shown)
@@ -275,8 +274,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suites", description=__doc__)
     parser.add_argument("suites", nargs="*", help="suites to run; without any, those of --tiers")
     parser.add_argument("--tiers", type=int, nargs="+", default=[], help="tiers in order; one may be given twice")
-    parser.add_argument("--ci", action="store_true", help="run failed tests again, and record outcomes")
-    parser.add_argument("--fresh", action="store_true", help="run suites although they are unchanged")
+    parser.add_argument(
+        "--ci", action="store_true", help="skip unchanged suites, run failed tests again, and record outcomes"
+    )
     parser.add_argument(
         "--minutes",
         type=float,
@@ -319,7 +319,7 @@ def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple
 
     whole = Run(
         common,
-        None if args.fresh or args.suites else Records(),
+        Records() if args.ci and not args.suites else None,
         ci=args.ci,
         at_once=args.at_once,
         workers=args.workers,

@@ -60,8 +60,8 @@ def objects(tree: str, paths: Iterable[str], root: Path = ROOT) -> dict[str, str
 
     Args:
         tree: Id of the tree.
-        paths: Paths; or ``FILE#PART``: a table of a TOML file, ``project``, without some of its keys,
-            ``project -optional-dependencies``, or a constant of a Python module, ``FORMAT``.
+        paths: Paths, ``.`` for the whole tree; or ``FILE#PART``: a table of a TOML file, ``project``, without some of
+            its keys, ``project -optional-dependencies``, or a constant of a Python module, ``FORMAT``.
         root: The repository.
 
     Raises:
@@ -69,7 +69,7 @@ def objects(tree: str, paths: Iterable[str], root: Path = ROOT) -> dict[str, str
     """
     parts = {path for path in paths if "#" in path}
     wanted = sorted({path.partition("#")[0] for path in paths})
-    listed = listing(tree, root)
+    listed = listing(tree, root) | {".": tree}
     missing = [path for path in wanted if path not in listed]
     if missing:
         raise FileNotFoundError(f"the table of suites names what is not in the repository: {', '.join(missing)}")

@@ -23,7 +23,7 @@ from xdist.workermanage import WorkerController
 
 from tests.slowest_files import CPU_S
 
-from .table import DEFAULT, ROOT, SANDBOX, Suite, marks
+from .table import DEFAULT, ROOT, SANDBOX, marks
 
 HANG_S = 60.0
 """Seconds after a test's timeout in which pytest-timeout has to have ended it."""
@@ -95,21 +95,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=select(items, name))
 
 
-def suite_of(item: pytest.Item, suites: dict[str, Suite]) -> str:
+def suite_of(item: pytest.Item, paths: dict[str, tuple[str, ...]]) -> str:
     """Return the mark of a test's suite: its closest one, that of a function before that of its module.
 
     A test that lies where its suite collects none is of ``fast``, so that it is run somewhere.
+
+    Args:
+        item: The test.
+        paths: Marks of suites, each with the paths in which its tests are collected.
     """
-    names = [mark.name for mark in item.iter_markers() if mark.name in suites]
+    names = [mark.name for mark in item.iter_markers() if mark.name in paths]
     name = next((name for name in names if name != SANDBOX), names[0] if names else DEFAULT)
-    collected = name in suites and any(item.path.is_relative_to(ROOT / path) for path in suites[name].tests)
+    collected = any(item.path.is_relative_to(ROOT / path) for path in paths.get(name, ()))
     return name if collected else DEFAULT
 
 
 def select(items: list[pytest.Item], name: str) -> list[pytest.Item]:
     """Remove the tests of other suites from a list, and return them."""
-    suites = marks()
-    removed = [item for item in items if suite_of(item, suites) != name.replace("-", "_")]
+    paths = marks()
+    removed = [item for item in items if suite_of(item, paths) != name.replace("-", "_")]
     dropped = set(map(id, removed))
     items[:] = [item for item in items if id(item) not in dropped]
     return removed

@@ -35,8 +35,6 @@ TIMED_OUT = 124
 OUT_OF_TIME = 125
 """Exit status of a command that was ended, or not begun, because the run's time was up."""
 NO_TIME = "the time of this run was up"
-BY_HASH = 3
-"""The tier whose suites are skipped while unchanged, and left unfinished when the run's time is up."""
 HANG_LINES = 600
 """Lines shown of the output of a suite that hung: the stacks of all its threads."""
 STACKS_S = 5.0
@@ -260,7 +258,7 @@ def _run(result: Result, processes: Processes, workers: int, *, shown: bool) -> 
     outcomes.unlink(missing_ok=True)
 
     def call(command: list[str], *, shown: bool) -> int:
-        late = suite.tier >= BY_HASH
+        late = suite.may_wait
         return processes.call(command, log, shown=shown, timeout_s=suite.timeout_s, may_be_unfinished=late)
 
     if suite.openenv and call(["bash", "-c", OPENENV], shown=False) == UNAVAILABLE:

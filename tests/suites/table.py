@@ -20,8 +20,9 @@ class Suite:
 
     Args:
         name: Name, which is also the mark of its tests, but with underscores for hyphens.
-        tier: 0 to 4. A tier begins when all suites of the one before have passed. A suite of tier 3 is skipped while it
-            is unchanged, and one of tier 4 is run by ``make test-full`` only.
+        tier: 0 to 4. A tier begins when all suites of the one before have passed. ``.ci/run`` skips suites of tiers 1
+            to 3 while they are unchanged, and leaves those of tier 3 for its next run when its time is up. One of tier
+            4 is run by ``make test-full`` only.
         about: One line for ``--list``.
         tests: Paths in which pytest collects the suite's tests; empty for a suite that is a command.
         command: Program and arguments of a suite that is no pytest run. ``{jobs}`` stands for the number of processes.
@@ -72,6 +73,16 @@ class Suite:
     timeout_s: float = 3000.0
 
     @property
+    def keyed(self) -> bool:
+        """Whether the suite has a key, and is skipped while that is the key of a recorded pass."""
+        return self.tier in (1, 2, 3)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the suite may be left for the next run when the time of this one is up."""
+        return self.tier == 3
+
+    @property
     def mark(self) -> str:
         """Mark of the suite's tests."""
         return self.name.replace("-", "_")
@@ -100,7 +111,7 @@ def load(file: Path = FILE) -> tuple[tuple[str, ...], dict[str, Suite]]:
         The paths that every key has, and the suites by name, in the order in which they are started.
 
     Raises:
-        ValueError: A suite has neither tests nor a command, or both.
+        ValueError: A suite has neither tests nor a command, or both; or it does not say what it uses.
         TypeError: A suite has a field that is not known, or lacks one.
     """
     table = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -113,10 +124,17 @@ def load(file: Path = FILE) -> tuple[tuple[str, ...], dict[str, Suite]]:
         suite = Suite(name=name, **given)
         if bool(suite.tests) == bool(suite.command):
             raise ValueError(f"suite {name} needs either tests or a command")
+        if suite.keyed and not suite.uses:
+            raise ValueError(f"suite {name} needs what its outcome depends on: uses")
         suites[name] = suite
     return common, suites
 
 
-def marks() -> dict[str, Suite]:
-    """Return the suites whose tests carry their name as a mark."""
-    return {one.mark: one for one in load()[1].values() if one.tests and not one.select and one.name != DEFAULT}
+def marks() -> dict[str, tuple[str, ...]]:
+    """Return the marks by which a suite selects tests, each with the paths in which such tests are collected."""
+    suites = load()[1].values()
+    marked = [one for one in suites if one.tests and not one.select and one.name != DEFAULT]
+    return {
+        suite.mark: tuple(path for one in suites if suite.name in (one.name, one.select) for path in one.tests)
+        for suite in marked
+    }
