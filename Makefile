@@ -36,8 +36,10 @@ test: trainer base ## style, types and the tests that need no more than a proces
 test-%: trainer base ## one suite of tests/suites/suites.toml; `make suites` lists them
 	@$(SUITES) $*
 
-test-stress: trainer base ## tier 1 three times and tier 2 once beside busy loops and disk writers; nothing may fail
-	@$(PYTHON_BIN) -m tests.stress.load -- $(SUITES) --tiers 1 1 1 2 --keep-going
+TIER := 1
+PASSES := 1
+test-stress: trainer base ## tier TIER=1 PASSES=1 times beside busy loops and disk writers, for 60 minutes each at most; nothing may fail
+	@$(PYTHON_BIN) -m tests.stress.load --minutes $$((60 * $(PASSES))) -- $(SUITES) --tiers $$(yes $(TIER) | head -n $(PASSES)) --keep-going
 
 test-full: trainer base ## all tiers whether they have changed or not, every benchmark once, and a clean machine
 	@$(SUITES) --tiers 0 1 2 3 4 --keep-going

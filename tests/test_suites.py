@@ -822,6 +822,25 @@ def test_a_signal_ends_what_was_started(project: Project, tmp_path: Path) -> Non
         os.kill(int(pid.read_text()), 0)
 
 
+def test_a_signal_ends_the_run_with_what_failed_and_what_was_not_run(project: Project, tmp_path: Path) -> None:
+    hangs = (
+        f"import pathlib, signal\ndef test_hangs():\n    pathlib.Path('{tmp_path}/hangs').touch()\n    signal.pause()\n"
+    )
+    project.write("tests/test_bad.py", "def test_bad():\n    assert 'apples' == 'pears'\n" + hangs)
+    process = project.start("--tiers", "1", "2", "--keep-going")
+    while not (tmp_path / "hangs").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    printed = process.communicate()[0].splitlines()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "not run (above): real, other" in printed and "failed: the run was ended by SIGTERM" in printed
+    assert [line for line in printed if line.startswith("FAILED ")] == [
+        "FAILED [fast] tests/test_bad.py::test_bad",
+        "FAILED [fast] fast",
+    ]
+
+
 SIGNALLED = """
 import os, signal, subprocess, time
 from pathlib import Path

@@ -151,6 +151,7 @@ class Run:
 
     def _one(self, result: Result, workers: int, *, shown: bool) -> None:
         if self.processes.ended:
+            result.status, result.why = "not run", "the run was ended"
             return
         suite = result.suite
         recorded = self._ci and suite.keyed
@@ -327,9 +328,11 @@ def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple
         left_s=began + args.minutes * 60 - time.time(),
     )
 
+    stopped: list[int] = []
+
     def stop(number: int, _: object) -> None:
-        whole.processes.end()
-        sys.exit(128 + number)
+        stopped.append(number)
+        whole.processes.end()  # the suites that run then end as failed, and the others are not run
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
@@ -357,6 +360,9 @@ def run_all(args: argparse.Namespace, common: tuple[str, ...], tiers: list[tuple
         whole.stop_engines()
     write_summary(whole, time.time() - began)
     status = summary(whole, before, time.time() - began)
+    if stopped:
+        print(f"failed: the run was ended by {signal.Signals(stopped[0]).name}", flush=True)
+        return 128 + stopped[0]
     if args.suites and not status and any(result.status == "not run" for result in whole.results):
         return UNAVAILABLE
     return status
