@@ -387,6 +387,25 @@ def test_the_command_waits_until_the_worker_serves_again(server: Server, monkeyp
     assert [one["state"] for one in lines] == ["down"]
 
 
+def test_the_command_fails_where_the_worker_does_not_come_to_serve(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown, "_running", lambda data_dir, shard: Path("/d"))
+    one = {"shard": NAMES[1], "directory": "/d/shards/1", "state": "down", "sessions_left": None, "drained": False}
+    asked: list[str] = []
+
+    def ask(chosen: Path, path: str, given: Any, most_s: float) -> dict[str, Any]:
+        asked.append(path)
+        return {} if path == UNDRAIN else {"workers": [one]}
+
+    monkeypatch.setattr(shown, "_ask", ask)
+    result = CliRunner().invoke(commands.cli, ["fleet", "undrain", NAMES[1]])
+    assert isinstance(result.exception, JournalUnavailable)
+    assert "is down after 300 s: the server's log says why" in str(result.exception)
+    assert result.output.splitlines() == [f"{NAMES[1]} is down: /d/shards/1"]
+    assert len(asked) == 1 + 1 + shown.START_S / shown.LOOK_S + 1
+
+
 def test_a_command_without_a_running_server_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no errata serve --workers runs on"):
         shown._running(tmp_path)

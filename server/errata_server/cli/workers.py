@@ -8,6 +8,7 @@ somebody who plays episodes, and does not take a worker away from others.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import select
@@ -45,7 +46,10 @@ DRAIN_S = 40.0
 """How long a worker may take to answer that another one drains, seconds: it may be starting again."""
 
 LOOK_S = 0.5
-"""Time between two looks at a worker that drains, seconds."""
+"""Time between two looks at a worker that drains or starts, seconds."""
+
+START_S = 300.0
+"""How long a worker that was drained may take to serve again, seconds; then something keeps it from starting."""
 
 Shard = Annotated[str, typer.Argument(metavar="SHARD", help="Name of its shard, as errata fleet workers shows it.")]
 
@@ -267,7 +271,8 @@ def undrain(
     """Let a worker that was drained serve again.
 
     One that still drains takes new sessions again. One that has ended is started again on its data directory; sessions
-    that were kept there go on.
+    that were kept there go on. After five minutes in which it did not come to serve the command fails; the supervisor
+    goes on starting it.
     """
     if ray:
         engine = _engine(ray, name)
@@ -276,7 +281,7 @@ def undrain(
         return
     chosen = _running(data_dir, shard)
     _ask(chosen, "/fleet/undrain", {"shard": shard}, DRAIN_S)
-    for one in _changes(chosen, shard, lambda one: one["state"] == "up"):
+    for one in _changes(chosen, shard, lambda one: one["state"] == "up", START_S):
         typer.echo(json.dumps(one) if as_json else f"{shard} is {_state(one)}: {one['directory']}")
         if not wait:
             return
@@ -343,15 +348,33 @@ def _follow(
         time.sleep(LOOK_S)
 
 
-def _changes(chosen: Path, shard: str, is_last: Callable[[dict[str, Any]], bool]) -> Iterator[dict[str, Any]]:
-    """Yield what is shown of a worker now, and after each change, until what is shown is the last."""
+def _changes(
+    chosen: Path, shard: str, is_last: Callable[[dict[str, Any]], bool], most_s: float = math.inf
+) -> Iterator[dict[str, Any]]:
+    """Yield what is shown of a worker now, and after each change, until what is shown is the last.
+
+    Args:
+        chosen: Data directory of the server.
+        shard: Name of the worker's shard.
+        is_last: Whether what is shown is the last.
+        most_s: Seconds of waiting after which it has to be.
+
+    Raises:
+        JournalUnavailable: It was not.
+    """
     shown: dict[str, Any] = {}
+    looks = 0
     while not shown or not is_last(shown):
         one = next(one for one in _workers(chosen) if one["shard"] == shard)
         if one != shown:
             yield one
             shown = one
+        elif looks * LOOK_S >= most_s:
+            raise JournalUnavailable(
+                f"{shard} is {_state(one)} after {most_s:g} s: the server's log says why; it is still being started"
+            )
         else:
+            looks += 1
             time.sleep(LOOK_S)
 
 
