@@ -36,6 +36,7 @@ from websockets.exceptions import WebSocketException
 from errata_client import Backoff, Connection, ErrataClient
 from errata_protocol.errors import ErrataError, ServiceError
 from errata_server.process import ServerProcess
+from tests.server.worker_processes import children_of
 
 from .proxy import FaultyProxy, Weather
 from .server_start import started
@@ -457,8 +458,7 @@ class Storm:
     def _workers(self) -> list[int]:
         """Return the process ids of the workers that run."""
         assert self._server is not None
-        pid = self._server.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return children_of(self._server.process.pid)
 
     async def _all_workers(self) -> list[int]:
         """Return the process ids of all workers, once all run."""

@@ -38,6 +38,7 @@ from errata_protocol.labels import Labels
 from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
 from errata_server.runtime.shard_dirs import name_of, shards
+from tests.server.worker_processes import children_of, worker_of
 
 from .storm import Unaware
 
@@ -72,8 +73,7 @@ class Fleet:
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that run, in the order of their starts."""
-        pid = self.server.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return children_of(self.server.process.pid)
 
     def get(self, path: str, **given: Any) -> Any:
         answer = httpx.get(f"{self.url}{path}", timeout=GIVE_UP_S, **given)
@@ -154,19 +154,6 @@ async def played_plain(url: str, count: int, steps: int) -> list[str]:
 
 def shard_names(data_dir: Path) -> list[str]:
     return [(directory / "shard").read_text().strip() for directory in shards(data_dir, WORKERS)]
-
-
-def worker_of(directory: Path) -> int:
-    """Return the process id of the worker that holds a data directory's lock, once one does."""
-    inode, found = (directory / "lock").stat().st_ino, []
-
-    def is_held() -> bool:
-        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-        found[:] = [int(fields[4]) for fields in locks if fields[5].endswith(f":{inode}")]
-        return bool(found)
-
-    until(is_held)
-    return found[0]
 
 
 async def stormed(url: str, strike: Callable[[], Awaitable[None]], *, plain: int) -> list[str]:

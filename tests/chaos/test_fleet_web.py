@@ -16,8 +16,9 @@ from websockets.sync.client import connect
 
 from errata_server.process import ServerProcess
 from errata_server.runtime.shard_dirs import shards
+from tests.server.worker_processes import worker_of
 
-from .test_fleet import GIVE_UP_S, TARGET, Fleet, errata, until, worker_of
+from .test_fleet import GIVE_UP_S, TARGET, Fleet, errata, until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 

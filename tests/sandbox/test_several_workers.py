@@ -16,6 +16,7 @@ from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
 from errata_server.runtime.shard_dirs import shards
 from errata_server.sandbox.namespace.backend import COMMANDS_AT_ONCE, NamespaceBackend
+from tests.server.worker_processes import worker_of
 
 WORKERS = 2
 SESSIONS = 24  # at two workers by chance
@@ -34,14 +35,6 @@ def server(data_dir: Path) -> Iterator[ServerProcess]:
         yield server
         log = "".join(server.log)
     assert server.process.returncode == 0, log
-
-
-def worker_of(directory: Path) -> int:
-    """Return the process id of the worker that holds a data directory's lock."""
-    inode = (directory / "lock").stat().st_ino
-    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    (pid,) = [int(fields[4]) for fields in locks if fields[5].endswith(f":{inode}")]
-    return pid
 
 
 async def test_a_killed_worker_has_its_sandboxes_again_and_others_go_on(server: ServerProcess, data_dir: Path) -> None:

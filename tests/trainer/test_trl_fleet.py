@@ -20,6 +20,7 @@ from errata_trainer.episodes.tools import of_spec
 from errata_trainer.recipes.trl import ThreeChannelGRPOTrainer, environment_factory
 from errata_trainer.tiny import tiny_model, tiny_tokenizer
 from tests.environments.shelf import SPEC
+from tests.server.worker_processes import worker_of
 
 pytestmark = pytest.mark.training
 
@@ -29,14 +30,6 @@ TURNS = [call("read", path="green"), call("read", path="red"), call("submit", wo
 
 class Trainer(Scripted, ThreeChannelGRPOTrainer):  # type: ignore[misc]
     pass
-
-
-def worker_of(directory: Path) -> int:
-    """Return the process id of the worker that holds a data directory's lock."""
-    inode = (directory / "lock").stat().st_ino
-    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    (pid,) = [int(fields[4]) for fields in locks if fields[5].endswith(f":{inode}")]
-    return pid
 
 
 def test_a_killed_worker_costs_a_batch_nothing_and_groups_are_at_one_worker(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from errata_client import EnvPool
 from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
 from errata_server.runtime.shard_dirs import shards
-from tests.sandbox.test_several_workers import worker_of
+from tests.server.worker_processes import worker_of
 
 from .conftest import RunningBroker
 from .test_lifetimes import until

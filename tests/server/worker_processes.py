@@ -1,0 +1,26 @@
+"""The processes of a server with several workers, as the kernel names them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+GIVE_UP_S = 120.0
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the process ids of a process's children, those of its first thread, in the order of their starts."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def worker_of(directory: Path) -> int:
+    """Return the process id of the worker that holds a data directory's lock, once one does."""
+    inode = (directory / "lock").stat().st_ino
+    deadline = time.monotonic() + GIVE_UP_S
+    while True:
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        for fields in locks:
+            if fields[5].endswith(f":{inode}"):
+                return int(fields[4])
+        assert time.monotonic() < deadline, f"no process holds the lock of {directory}"
+        time.sleep(0.01)
