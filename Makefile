@@ -7,7 +7,7 @@ TIERS ?= 0 1
 BENCHES := $(sort $(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base trainer verl demo test test-stress test-full test-unprivileged suites openenv-source chaos-long chaos-fleet fuzz soak simulate pictures check bench bench-quick lock clean
+.PHONY: help setup base trainer verl demo test test-stress test-full test-unprivileged suites openenv-source chaos-long chaos-fleet fuzz soak simulate simulate-fleet pictures check bench bench-quick lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ soak: base ## 2,000 sessions that open, step, are cut, resume, fork and close; M
 SEEDS := 0..9999
 simulate: setup ## the server, its clients and their accidents under each of SEEDS=0..9999; see docs/simulation.md
 	@$(PYTHON_BIN) -m tests.server.simulated $(SEEDS)
+
+simulate-fleet: setup ## a fleet of servers, its clients and their accidents under each of SEEDS=0..9999; see docs/simulation.md
+	@$(PYTHON_BIN) -m tests.server.simulated.fleet $(SEEDS)
 
 test-unprivileged: setup ## the tests that need neither root nor a sandbox
 	@$(SUITES) fast fast-server fast-trainer

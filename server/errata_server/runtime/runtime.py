@@ -125,7 +125,8 @@ class Runtime:
         self.ids = ids or Ids()
         self.clock = clock or Clock()
         self.data_dir = resolved(settings.data_dir) if settings.data_dir is not None else None
-        self.ids.shard = shard_name(self.data_dir) if self.data_dir is not None else None
+        if self.data_dir is not None:
+            self.ids.shard = shard_name(self.data_dir)
         self.threads: Threads = threads or OsThreads(settings.max_threads, settings.max_written_off, self.clock)
         self.drains = False
         self.listed = None

@@ -6,6 +6,7 @@ simulation has one), and in the same way each time for the same seed. No other p
 
 from .clock import SimulatedClock
 from .disk import DiskFaults, SimulatedDisk
+from .fleet_loop import FleetLoop
 from .ids import SeededIds
 from .index_files import IndexFiles
 from .loop import Crashed, SimulatedLoop, SimulationError, run, simulated
@@ -17,6 +18,7 @@ from .writer import LoopWriter
 __all__ = [
     "Crashed",
     "DiskFaults",
+    "FleetLoop",
     "IndexFiles",
     "LoopWriter",
     "SeededIds",

@@ -15,10 +15,12 @@ class SeededIds(Ids):
 
     Args:
         chance: The seeded generator.
+        shard: Name of the data directory, None where it has none.
     """
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, shard: str | None = None) -> None:
         self._chance = chance
+        self.shard = shard
 
     def uuid(self) -> str:
         return str(uuid.UUID(int=self._chance.getrandbits(128), version=4))

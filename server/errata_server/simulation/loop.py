@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import heapq
+import math
 import random
 import threading
 import weakref
@@ -38,6 +39,20 @@ class Crashed(BaseException):
     """The simulated machine crashed at this step. Not an `Exception`, so that the program does not handle it."""
 
 
+class VirtualTime:
+    """The time of one simulated event loop, or of several that run beside each other.
+
+    Args:
+        now_s: The time at the start.
+
+    Attributes:
+        now_s: The time now.
+    """
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """An event loop in virtual time.
 
@@ -45,6 +60,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         chance: Random numbers that vary the order in which woken tasks run. None keeps asyncio's order: first woken,
             first run. Callbacks and first steps of tasks always keep it, because asyncio guarantees it.
         start_s: The time at the start.
+        beside: The time that the loop shares with others, which a `FleetLoop` advances; None for a time of its own.
         max_steps: `SimulationError` is raised after so many steps.
         on_crash: Called before `Crashed` is raised, to disconnect what the crashed program must not reach any more.
 
@@ -67,13 +83,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         chance: random.Random | None = None,
         *,
         start_s: float = 0.0,
+        beside: VirtualTime | None = None,
         max_steps: int = 10_000_000,
         on_crash: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self._on_crash = on_crash
         self._chance = chance
-        self._now_s = start_s
+        self._virtual = beside or VirtualTime(start_s)
+        self._is_alone = beside is None
         self._max_steps = max_steps
         self._owner = threading.get_ident()
         self.steps = 0
@@ -86,7 +104,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.set_debug(False)
 
     def time(self) -> float:
-        return self._now_s
+        return self._virtual.now_s
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         task = super().create_task(coro, **options)
@@ -107,7 +125,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not self._ready:
             if self._stopping:
                 return
-            raise SimulationError(f"the simulated program is deadlocked: {_waiting(self)}")
+            raise SimulationError(f"the simulated program is deadlocked: {waiting(self)}")
         self.steps += 1
         handle = self._ready.popleft()
         if self._chance is not None and self._ready:
@@ -124,15 +142,24 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         timers = self._scheduled
         while timers and timers[0]._cancelled:
             heapq.heappop(timers)._scheduled = False
-        if not timers or (self._ready and timers[0]._when > self._now_s):
+        if not timers or (self._ready and timers[0]._when > self._virtual.now_s):
             return
-        if not self._ready and not self._stopping:
-            self._now_s = max(self._now_s, timers[0]._when)
-        while timers and timers[0]._when <= self._now_s:
+        if self._is_alone and not self._ready and not self._stopping:
+            self._virtual.now_s = max(self._virtual.now_s, timers[0]._when)
+        while timers and timers[0]._when <= self._virtual.now_s:
             timer = heapq.heappop(timers)
             timer._scheduled = False
             if not timer._cancelled:
                 self._ready.append(timer)
+
+    def has_work(self) -> bool:
+        """Return whether there is a callback to run now, or a crash to come to pass."""
+        self._move_due()
+        return bool(self._ready) or (self.crash_at is not None and self.steps >= self.crash_at)
+
+    def next_timer_s(self) -> float:
+        """Return the time of the next timer, infinity for none; cancelled ones were removed by `has_work`."""
+        return self._scheduled[0]._when if self._scheduled else math.inf
 
     def call_soon_threadsafe(  # type: ignore[override] # the stubs tie callback and args together by a TypeVarTuple
         self, callback: Callable[..., object], *args: Any, context: Any = None
@@ -189,7 +216,7 @@ def run(main: Coroutine[Any, Any, T], chance: random.Random | None = None, *, lo
         result = loop.run_until_complete(main)
     except BaseException as error:
         if isinstance(error, Crashed) or loop.fail_fast:
-            _abandon_tasks(loop)
+            abandon_tasks(loop)
         else:
             _end_tasks(loop)
         raise
@@ -238,14 +265,14 @@ def _cancel_tasks(loop: SimulatedLoop) -> None:
         for task in left:
             task.cancel()
         _finish(loop, asyncio.gather(*left, return_exceptions=True))
-    raise SimulationError(f"cancelled tasks do not end: {_waiting(loop)}")
+    raise SimulationError(f"cancelled tasks do not end: {waiting(loop)}")
 
 
-def _abandon_tasks(loop: SimulatedLoop) -> None:
-    """Cancel the tasks that a crash left, without virtual time passing: timers are dropped and every wait is cancelled.
+def abandon_tasks(loop: SimulatedLoop) -> None:
+    """Cancel the tasks that a crash or the end of a process left, without virtual time passing.
 
-    If the coroutines were only dropped, their ``finally`` blocks would run at a later garbage collection, without a
-    loop.
+    Timers are dropped and every wait is cancelled. If the coroutines were only dropped, their ``finally`` blocks would
+    run at a later garbage collection, without a loop.
     """
     loop.crash_at = None
     # A garbage collection may report unawaited exceptions here; those of a crashed machine do not matter.
@@ -261,7 +288,7 @@ def _abandon_tasks(loop: SimulatedLoop) -> None:
             loop.stop()  # after one callback
             loop.run_forever()
     else:
-        raise SimulationError(f"tasks do not end after a crash: {_waiting(loop)}")
+        raise SimulationError(f"tasks do not end after a crash: {waiting(loop)}")
     for task in loop._made:
         if task.done() and not task.cancelled():
             task.exception()  # else a garbage collection would report it during the next boot
@@ -312,6 +339,6 @@ def _keep_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
     loop.errors.append(context.get("exception") or SimulationError(str(context.get("message"))))
 
 
-def _waiting(loop: SimulatedLoop) -> str:
+def waiting(loop: SimulatedLoop) -> str:
     names = sorted(f"{t.get_name()} in {t.get_coro()}" for t in _tasks(loop))
     return "; ".join(names[:5]) or "no task is left"

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
 from collections.abc import Callable, Coroutine
@@ -23,6 +24,7 @@ from ..sandbox.fake.backend import FakeBackend, FakeDisk
 from ..settings import Settings
 from .clock import SimulatedClock
 from .disk import DiskFaults, SimulatedDisk
+from .fleet_loop import FleetLoop
 from .ids import SeededIds
 from .index_files import IndexFiles
 from .loop import Crashed, SimulatedLoop, run
@@ -43,6 +45,8 @@ class SimulatedMachine:
         index: An empty directory for the index of an `IndexedJournal`; None for a `LogJournal`, which has none.
         batch_rows: See `IndexedJournal`.
         segment_bytes: See `IndexedJournal` and `LogJournal`.
+        shard: Name of its data directory; None where it has none.
+        beside: The loop that runs it beside other machines, by `start`; None for a machine that `boot` runs alone.
 
     Attributes:
         disk: The disk of the current boot.
@@ -64,11 +68,15 @@ class SimulatedMachine:
         index: Path | None = None,
         batch_rows: int = 50,
         segment_bytes: int = SEGMENT_BYTES,
+        shard: str | None = None,
+        beside: FleetLoop | None = None,
     ) -> None:
         self.seed = seed
         self._max_steps = max_steps
         self.layers = FakeDisk()
-        self.trace: list[str] = []
+        self.shard = shard
+        self._beside = beside
+        self.trace: list[str] = [] if beside is None else beside.trace
         self.boots = 0
         self.steps = 0
         self.on_crash: list[Callable[[], None]] = []
@@ -79,7 +87,7 @@ class SimulatedMachine:
         self._journal: IndexedJournal | None = None
         self._now_s = 0.0
         self._order = self.chance("order")
-        self._ids = SeededIds(self.chance("ids"))
+        self._ids = SeededIds(self.chance("ids"), shard)
         self._loop: SimulatedLoop | None = None
         self.disk = SimulatedDisk(self.chance("disk"), faults, on_crash=self._stop_now)
 
@@ -89,7 +97,8 @@ class SimulatedMachine:
 
     def note(self, text: str) -> None:
         """Add a line to the trace, with the number of the boot and the virtual time."""
-        self.trace.append(f"{self.boots} {self._now():.6f} {text}")
+        where = f"{self.shard} {self.boots}" if self.shard is not None else f"{self.boots}"
+        self.trace.append(f"{where} {self._now():.6f} {text}")
 
     def boot(
         self, program: Callable[[SimulatedMachine], Coroutine[Any, Any, T]], *, crash_at_step: int | None = None
@@ -103,25 +112,71 @@ class SimulatedMachine:
         Returns:
             The program's result; None after a crash.
         """
-        self.boots += 1
-        self._loop = loop = SimulatedLoop(
-            self._order, start_s=self._now_s, max_steps=self._max_steps, on_crash=self._go_down
-        )
-        loop.crash_at = crash_at_step
-        loop.fail_fast = True
+        loop = self._begin(crash_at_step)
         try:
             return run(program(self), loop=loop)
         except Crashed:
-            self.disk = self._next_disk()
-            if self._journal is not None:
-                self._journal._release()  # closes files that no later boot uses
-                self._journal = None
+            self._replace_disk()
             return None
         finally:
-            if self._loop is not None:
-                self._now_s = loop.time()
-                self._loop = None
-            self.steps += loop.steps
+            self._finish(loop)
+
+    def start(
+        self, program: Callable[[SimulatedMachine], Coroutine[Any, Any, T]], *, crash_at_step: int | None = None
+    ) -> asyncio.Future[T | None]:
+        """Run ``program`` beside those of other machines, on the loop that was given as ``beside``.
+
+        Args:
+            program: See `boot`.
+            crash_at_step: See `boot`.
+
+        Returns:
+            A future of that loop, with what `boot` returns.
+        """
+        assert self._beside is not None, "boot runs a machine that is alone"
+        loop = self._begin(crash_at_step)
+
+        def ended(*, crashed: bool) -> None:
+            if crashed:
+                self._replace_disk()
+            self._finish(loop)
+
+        return self._beside.run_beside(loop, program(self), ended)
+
+    def crash(self, after_steps: int | None = 0) -> None:
+        """Crash the machine; do nothing if no program runs on it.
+
+        Args:
+            after_steps: Number of steps that run before; None to take an earlier call, or ``crash_at_step``, back.
+        """
+        if self._loop is not None:
+            self._loop.crash_at = self._loop.steps + after_steps if after_steps is not None else None
+
+    def _begin(self, crash_at_step: int | None) -> SimulatedLoop:
+        self.boots += 1
+        self._loop = loop = SimulatedLoop(
+            self._order,
+            start_s=self._now_s,
+            beside=self._beside.virtual_time if self._beside is not None else None,
+            max_steps=self._max_steps,
+            on_crash=self._go_down,
+        )
+        loop.crash_at = crash_at_step
+        loop.fail_fast = True
+        return loop
+
+    def _replace_disk(self) -> None:
+        """Put what a crash left of the disk into the place of the disk."""
+        self.disk = self._next_disk()
+        if self._journal is not None:
+            self._journal._release()  # closes files that no later boot uses
+            self._journal = None
+
+    def _finish(self, loop: SimulatedLoop) -> None:
+        if self._loop is not None:
+            self._now_s = loop.time()
+            self._loop = None
+        self.steps += loop.steps
 
     def journal(self) -> LogJournal | IndexedJournal:
         """Open the journal on this boot's disk."""
@@ -155,6 +210,8 @@ class SimulatedMachine:
         )
 
     def _now(self) -> float:
+        if self._beside is not None:
+            return self._beside.time()
         return self._loop.time() if self._loop is not None else self._now_s
 
     def _stop_now(self) -> None:

@@ -42,6 +42,7 @@ class SimulatedSocket:
         window_bytes: See `WINDOW_BYTES`.
         scope: Further entries of the ASGI scope, such as ``path`` and ``headers``.
         subprotocols: Subprotocols that the client offers.
+        server_loop: Event loop of the application; None where client and application have the same.
 
     Attributes:
         task: The application's task.
@@ -59,6 +60,7 @@ class SimulatedSocket:
         window_bytes: int = WINDOW_BYTES,
         scope: MutableMapping[str, Any] | None = None,
         subprotocols: Sequence[str] = (),
+        server_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._chance = chance
         self._on_open = on_open
@@ -67,8 +69,9 @@ class SimulatedSocket:
         self._latency_s = latency_s
         self._window_bytes = window_bytes
         self._loop = asyncio.get_running_loop()
-        self._up = _Direction(self._arrive)
-        self._down = _Direction(self._deliver)
+        self._server_loop = server_loop or self._loop
+        self._up = _Direction(self._server_loop, self._arrive)
+        self._down = _Direction(self._loop, self._deliver)
         self._inbox: deque[Message] = deque([{"type": "websocket.connect"}])
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -90,7 +93,7 @@ class SimulatedSocket:
             "state": {},
             "extensions": {},
         }
-        self.task = self._loop.create_task(app(given | dict(scope or {}), self._receive, self._send))
+        self.task = self._server_loop.create_task(app(given | dict(scope or {}), self._receive, self._send))
 
     # -- the client's end -------------------------------------------------------------------------------------------
 
@@ -142,8 +145,24 @@ class SimulatedSocket:
         """Lose all frames in transit and later ones; each end notices after the given time, as by its keepalive."""
         self._up.stop()
         self._down.stop()
-        self._loop.call_later(server_notices_s, self._arrive, {"type": "websocket.disconnect", "code": 1006})
+        if not self._server_gone:
+            told = {"type": "websocket.disconnect", "code": 1006}
+            self._server_loop.call_later(server_notices_s, self._arrive, told)
         self._loop.call_later(client_notices_s, self._deliver, None)
+
+    def cut_off(self, *, client_notices_s: float) -> None:
+        """Lose the server, whose machine crashed or was cut off: the first few frames in transit still arrive.
+
+        Args:
+            client_notices_s: Time after which the client notices.
+        """
+        self._server_gone = True
+        self._up.stop()
+        self._readable = self._writable = None
+        if not self._down.closed:  # else it breaks already, and the client is about to notice
+            self._down.lose_end(self._chance)
+            self._put(self._down, None, delay_s=client_notices_s)
+            self._down.closed = True
 
     def orphaned(self) -> list[str]:
         """Return the frames that still reach the client after the server crashed: the first few of those in transit.
@@ -164,7 +183,7 @@ class SimulatedSocket:
     async def _receive(self) -> Message:
         """The application's ``receive``."""
         while not self._inbox:
-            self._readable = self._loop.create_future()
+            self._readable = self._server_loop.create_future()
             await self._readable
         message = self._inbox[0]
         if message["type"] != "websocket.disconnect":  # each further call returns a disconnection again, as in uvicorn
@@ -181,7 +200,7 @@ class SimulatedSocket:
             return
         self._put(self._down, message, len(message.get("text") or message.get("bytes") or ""))
         while self._down.size_bytes > self._window_bytes and not self._server_gone:
-            self._writable = self._loop.create_future()
+            self._writable = self._server_loop.create_future()
             await self._writable
 
     def _arrive(self, message: Message | None) -> None:
@@ -227,28 +246,29 @@ class SimulatedSocket:
         """Send a message in a direction with a drawn latency."""
         least, greatest = self._latency_s
         latency_s = least if least == greatest else self._chance.uniform(least, greatest)
-        direction.put(self._loop, message, size_bytes, latency_s + delay_s)
+        direction.put(message, size_bytes, latency_s + delay_s)
 
 
 class _Direction:
     """The frames in transit in one direction, in order, with a timer for each."""
 
-    def __init__(self, arrived: Callable[[Message | None], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, arrived: Callable[[Message | None], None]) -> None:
         self.size_bytes = 0
+        self._loop = loop
         self._arrived = arrived
         self._frames: deque[tuple[Message | None, int, asyncio.TimerHandle]] = deque()
         self._last_s = 0.0
         self.closed = False
         """Frames sent from now on are lost; those in transit still arrive."""
 
-    def put(self, loop: asyncio.AbstractEventLoop, message: Message | None, size_bytes: int, delay_s: float) -> None:
+    def put(self, message: Message | None, size_bytes: int, delay_s: float) -> None:
         """Send a message, which arrives after ``delay_s`` and after all earlier ones."""
         if self.closed:
             return
         self._last_s = max(
-            math.nextafter(self._last_s, math.inf), loop.time() + delay_s
+            math.nextafter(self._last_s, math.inf), self._loop.time() + delay_s
         )  # timers with equal times have no defined order
-        self._frames.append((message, size_bytes, loop.call_at(self._last_s, self._first)))
+        self._frames.append((message, size_bytes, self._loop.call_at(self._last_s, self._first)))
         self.size_bytes += size_bytes
 
     def _first(self) -> None:

@@ -69,7 +69,10 @@ class Hearing:
     Attributes:
         protocol: The client's machine of this process.
         socket: Its connection, None while there is none.
+        refusals_of_reads: Codes that a read may be refused with though nothing is wrong.
     """
+
+    refusals_of_reads: tuple[str, ...] = ()
 
     def __init__(self, world: World, name: str, principal: str, chance: random.Random) -> None:
         self.world, self.name, self.principal, self.chance = world, name, principal, chance
@@ -123,7 +126,7 @@ class Hearing:
     def stuck(self) -> str:
         """Say what it waits for."""
         waits = [
-            f"{s.sid[:6]} {s.state.name} sent {list(s.sent)} unsent {len(s.unsent)} held {s.held_until}"
+            f"{s.sid[-6:]} {s.state.name} sent {list(s.sent)} unsent {len(s.unsent)} held {s.held_until}"
             for s in self.protocol.sessions.values()
             if s.state is not State.ATTACHED or s.sent or s.unsent
         ]
@@ -148,6 +151,7 @@ class Hearing:
             window_bytes=4096,
             scope={"errata.principal": self.principal},
             subprotocols=(PROTOCOL_NAME,),
+            server_loop=self._server.loop,
         )
         self.world.serve(socket)
 
@@ -236,7 +240,7 @@ class Hearing:
                     outcome = Outcome("error", None, None, event.error.code.encode())
                     self._answered(event.session, event.id, event.request, outcome)
                 case Failed():
-                    self.note(f"{event.session.sid[:6]} request failed: {event.error.code}")
+                    self.note(f"{event.session.sid[-6:]} request failed: {event.error.code}")
                     if event.error.code == "CONFLICT":
                         self.world.conflicts += 1
                     asked = self._asked.pop(event.request, None) if event.request is not None else None
@@ -246,7 +250,9 @@ class Hearing:
                 case Answered():
                     self._read(event)
                 case Refused():
-                    self.note(f"{event.session.sid[:6]} refused: {event.error.code}")
+                    self.note(f"{event.session.sid[-6:]} refused: {event.error.code}")
+                    if event.error.code == "MISDIRECTED":
+                        self._misdirected()
                 case TakenOver():
                     self._taken_over(event.session)
                 case SessionEnded():
@@ -257,32 +263,32 @@ class Hearing:
 
     def _opened(self, event: Attached) -> None:
         sid, position = event.session.sid, event.position
-        assert sid not in self._intruding, f"{self.name} got into {sid[:6]}, which is not its own"
+        assert sid not in self._intruding, f"{self.name} got into {sid[-6:]}, which is not its own"
         known = self.world.ledger.sessions[sid]
         known.opened = True
-        assert position.next_id > self._at.get(sid, 0), f"{sid[:6]} is at {position.next_id}: it lost replies"
-        assert position.seq >= self._seq.get(sid, 0), f"{sid[:6]} is at seq {position.seq}: it lost pushes"
+        assert position.next_id > self._at.get(sid, 0), f"{sid[-6:]} is at {position.next_id}: it lost replies"
+        assert position.seq >= self._seq.get(sid, 0), f"{sid[-6:]} is at seq {position.seq}: it lost pushes"
         self._durable.setdefault(sid, (0, 0))
-        self.note(f"{sid[:6]} attached: next {position.next_id} t={position.t} seq={position.seq}")
+        self.note(f"{sid[-6:]} attached: next {position.next_id} t={position.t} seq={position.seq}")
 
     def _answered(self, session: ClientSession, id: int, request: ClientRequest | None, outcome: Outcome) -> None:
         sid = session.sid
-        assert id == self._at.get(sid, 0) + 1, f"{sid[:6]}: id {id} after {self._at.get(sid, 0)}"
+        assert id == self._at.get(sid, 0) + 1, f"{sid[-6:]}: id {id} after {self._at.get(sid, 0)}"
         self._at[sid] = id
         said = outcome.payload.decode() if outcome.type == "error" else f"t={outcome.t}"
         asked = self._asked.pop(request, None) if request is not None else None
-        self.note(f"{sid[:6]} {id}: {outcome.type} {said} token={asked.token if asked else None}")
+        self.note(f"{sid[-6:]} {id}: {outcome.type} {said} token={asked.token if asked else None}")
         if outcome == EXPIRED:
             self.world.expired += 1
         if outcome.type == "mcp" and outcome.t is not None:
             said = json.loads(outcome.payload)
             if asked is not None:
-                assert said["id"] == asked.token, f"{sid[:6]} id {id} answers {said}, asked was {asked.token}"
+                assert said["id"] == asked.token, f"{sid[-6:]} id {id} answers {said}, asked was {asked.token}"
             self.world.tool_calls += 1
         if asked is not None and asked.kind in ("step", "reset") and outcome.type == "observation":
             observation = json.loads(outcome.payload)["observation"]
             assert observation["n"] == asked.token, (
-                f"{self.name}: {sid[:6]} id {id} answers {observation['n']}, asked was {asked.token}"
+                f"{self.name}: {sid[-6:]} id {id} answers {observation['n']}, asked was {asked.token}"
             )
         self.world.ledger.heard(sid, id, outcome, self.name)
         self.world.acknowledged += 1
@@ -302,9 +308,9 @@ class Hearing:
         sid = event.session.sid
         known, before = self.world.ledger.sessions[sid], self._seq.get(sid, 0)
         in_order = event.seq > before if known.has_deleted else event.seq == before + 1
-        assert in_order, f"{sid[:6]}: push {event.seq} after {before}"
+        assert in_order, f"{sid[-6:]}: push {event.seq} after {before}"
         self._seq[sid] = event.seq
-        self.note(f"{sid[:6]} push {event.seq}")
+        self.note(f"{sid[-6:]} push {event.seq}")
         known.pushed(event.seq, event.payload)
         self._keep(sid)
 
@@ -317,7 +323,8 @@ class Hearing:
             gone = code == "UNKNOWN_EPISODE" and wanted.eid in self.world.ledger.deleting
             session = event.read.session
             not_made = code in NOT_MADE and session is not None and not self.world.ledger.sessions[session.sid].opened
-            assert gone or not_made or code.startswith("SESSION_"), f"a read failed: {event.error}"
+            elsewhere = code in self.refusals_of_reads
+            assert gone or not_made or elsewhere or code.startswith("SESSION_"), f"a read failed: {event.error}"
         elif wanted.eid is None:
             assert event.read.session is not None
             self._tools(json.loads(event.payload), self.world.ledger.sessions[event.read.session.sid])
@@ -343,18 +350,18 @@ class Hearing:
     def _taken_over(self, session: ClientSession) -> None:
         known = self.world.ledger.sessions[session.sid]
         if known.owner == self.name and known.ended is None:
-            self.note(f"{session.sid[:6]} taken over: claims it back")
+            self.note(f"{session.sid[-6:]} taken over: claims it back")
             self.protocol.claim(session)  # what took it was sent by a process before this one
         elif self.world.faults and self.chance.random() < 0.5:
-            self.note(f"{session.sid[:6]} taken over: fights")
+            self.note(f"{session.sid[-6:]} taken over: fights")
             known.owner = self.name
             self.protocol.claim(session)
         else:
-            self.note(f"{session.sid[:6]} taken over: gives in")
+            self.note(f"{session.sid[-6:]} taken over: gives in")
             self._drop(session)
 
     def _ended(self, sid: str, error: ErrataError) -> None:
-        self.note(f"{sid[:6]} over: {error.code}")
+        self.note(f"{sid[-6:]} over: {error.code}")
         self._durable.pop(sid, None)
         if sid in self._intruding:
             hung = error.code in ("TIMEOUT", "EXECUTION_ERROR")  # before anybody looked whose it is
@@ -366,6 +373,10 @@ class Hearing:
             return
         self._over_here.add(sid)
         self.world.ledger.ended(sid, error.code)
+
+    def _misdirected(self) -> None:
+        """Called when the server at the address turns out to be another one."""
+        raise AssertionError(f"{self.name} was sent elsewhere, and there is one server")
 
     def _drop(self, session: ClientSession) -> None:
         """Let go of a session that is another's now; what it had asked for may have happened or not."""
@@ -379,6 +390,10 @@ class Hearing:
     def note(self, text: str) -> None:
         """Add a line to the trace."""
         self.world.machine.note(f"{self.name} {text}")
+
+    def _sid(self) -> str:
+        """Return the sid of a new session."""
+        return self._secret()
 
     def _secret(self) -> str:
         return f"{self.chance.getrandbits(132):033x}"

@@ -73,19 +73,19 @@ class Known:
         """Note a reply, which is the same as whenever it was heard before; or gone, once an episode was deleted."""
         before = self.replies.setdefault(id, outcome)
         if outcome == EXPIRED:
-            assert self.has_deleted, f"id {id} of {self.sid[:6]} is kept no longer, and nothing was deleted"
+            assert self.has_deleted, f"id {id} of {self.sid[-6:]} is kept no longer, and nothing was deleted"
             self.expired.add((id, client))
             return
         if before == EXPIRED:  # what left before the deletion may arrive after it elsewhere: two sockets have no order
-            assert (id, client) not in self.expired, f"id {id} of {self.sid[:6]} was kept no longer, and is {outcome}"
+            assert (id, client) not in self.expired, f"id {id} of {self.sid[-6:]} was kept no longer, and is {outcome}"
             self.replies[id] = outcome
             return
-        assert before == outcome, f"id {id} of {self.sid[:6]} was {before}, and is {outcome}"
+        assert before == outcome, f"id {id} of {self.sid[-6:]} was {before}, and is {outcome}"
 
     def pushed(self, seq: int, payload: bytes) -> None:
         """Note a push, likewise."""
         before = self.pushes.setdefault(seq, payload)
-        assert before == payload, f"push {seq} of {self.sid[:6]} was {before!r}, and is {payload!r}"
+        assert before == payload, f"push {seq} of {self.sid[-6:]} was {before!r}, and is {payload!r}"
 
     def deliveries(self) -> list[tuple[str, int, bytes]]:
         """Return (eid, t, payload) of all that were heard of."""
@@ -117,6 +117,8 @@ class Ledger:
         self.judged = judged
         self.step_rewards = 0
         self.expires = False
+        self.disk_is_lost = False
+        """The disk with all sessions is lost, and whoever asks is to be told so."""
         self.sessions: dict[str, Known] = {}
         self.asked: dict[int, Asked] = {}
         self.refused: set[int] = set()
@@ -177,20 +179,21 @@ class Ledger:
         match code:
             case "SESSION_CLOSED":
                 deleted = any(self.session_of[eid] == sid for eid in self.by_hand)
-                assert known.closing or deleted, f"{sid[:6]} was closed by nobody"
+                assert known.closing or deleted, f"{sid[-6:]} was closed by nobody"
             case "SESSION_EXPIRED":
-                assert self.expires, f"{sid[:6]} expired, and nothing expires here"
+                assert self.expires, f"{sid[-6:]} expired, and nothing expires here"
             case "SESSION_LOST":
-                assert self.may_be_lost, f"{sid[:6]} is lost, and could be recovered"
+                assert self.may_be_lost, f"{sid[-6:]} is lost, and could be recovered"
             case _ if code in NOT_MADE:
-                assert not known.opened, f"{sid[:6]} was open, and ended with {code}"
+                assert not known.opened, f"{sid[-6:]} was open, and ended with {code}"
             case _:
-                raise AssertionError(f"{sid[:6]} ended with {code}")
+                raise AssertionError(f"{sid[-6:]} ended with {code}")
 
     @property
     def may_be_lost(self) -> bool:
         """Sessions may be lost: nothing brings them back, or what a fork comes from was deleted, as `audit` checks."""
-        return self.recovery is Recovery.NONE or (self.recovery is Recovery.REEXECUTE and bool(self.by_hand))
+        deleted = self.recovery is Recovery.REEXECUTE and bool(self.by_hand)
+        return self.disk_is_lost or self.recovery is Recovery.NONE or deleted
 
     def audit(self, journal: Journal) -> None:
         """Assert that the journal holds what was acknowledged, each request at most once, in one line of episodes."""
@@ -221,7 +224,7 @@ class Ledger:
             assert left == (None, [], []), f"{eid} was deleted and left {left}"
 
     def _audit_session(self, journal: Journal, known: Known) -> _Walk:
-        sid, name = journal_sid(known.sid), known.sid[:6]
+        sid, name = journal_sid(known.sid), known.sid[-6:]
         row = journal.session(sid)
         if row is None:
             assert not known.opened and not known.replies, f"{name} was acknowledged and is not there"
@@ -260,7 +263,7 @@ class Ledger:
             row = journal.episode(eid)
             assert row is not None, f"{eid} is gone, and nobody deleted it by hand"
             eid = row.origin_eid
-        assert eid is not None, f"{known.sid[:6]} is lost, and all that it comes from is there"
+        assert eid is not None, f"{known.sid[-6:]} is lost, and all that it comes from is there"
 
 
 class _Walk:
@@ -269,7 +272,7 @@ class _Walk:
     def __init__(self, ledger: Ledger, journal: Journal, known: Known, rows: list[DeliveryRow]) -> None:
         self.committed: list[int] = []
         self.ran: set[int] = set()
-        self._ledger, self._journal, self._name = ledger, journal, known.sid[:6]
+        self._ledger, self._journal, self._name = ledger, journal, known.sid[-6:]
         self._is_known = True
         """It is known where the session stands."""
         self._eid: str | None = None

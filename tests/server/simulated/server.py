@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
@@ -53,6 +54,9 @@ class Server:
         deterministic: They are declared so.
         places: How many there may be at a time.
         session_timeout_s: Upstream's, None without.
+
+    Attributes:
+        loop: Its event loop.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Server:
         session_timeout_s: float | None,
     ) -> None:
         self.runtime = runtime
+        self.loop = asyncio.get_running_loop()
         decoder = Decoder(CountAction)
         concurrency = ConcurrencyConfig(max_concurrent_envs=places, session_timeout=session_timeout_s)
         declared = Declared(deterministic=deterministic)
@@ -78,7 +83,13 @@ class Server:
         mcp = McpDoor(self.sessions, self.tools)
         decoder.read_mcp = mcp.decode
         self.multiplexer = Multiplexer(
-            CONFIG, self.sessions, self.detached, self.episodes, RequestDecoder(CountAction, mcp), mcp, self._offered
+            replace(CONFIG, shard=runtime.store.shard),
+            self.sessions,
+            self.detached,
+            self.episodes,
+            RequestDecoder(CountAction, mcp),
+            mcp,
+            self._offered,
         )
         runtime.shutdown.add_door(self.multiplexer.drain)
         runtime.rewards.subscribe(self.multiplexer.reward_committed)

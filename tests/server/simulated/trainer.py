@@ -98,10 +98,17 @@ class Trainer(Hearing):
         if len(self.sessions()) >= 3:
             self._steps()
             return
-        group = self.group if self._draw.random() < 0.3 else None
-        known = Known(self._secret(), self._secret(), self.principal, self.name, group)
+        self.begin(self.group if self._draw.random() < 0.3 else None)
+
+    def begin(self, group: str | None) -> None:
+        """Open a session.
+
+        Args:
+            group: Its group, None for none.
+        """
+        known = Known(self._sid(), self._secret(), self.principal, self.name, group)
         self.world.ledger.sessions[known.sid] = known
-        self.note(f"{known.sid[:6]} open")
+        self.note(f"{known.sid[-6:]} open")
         session = self.protocol.open(known.sid, known.key, group)
         self._request(session, "reset")
         if self._draw.random() < 0.5:
@@ -176,7 +183,7 @@ class Trainer(Hearing):
         if asked:
             request = self._draw.choice(asked)
             self.note(
-                f"{session.sid[:6]} cancel {self._asked[request].token if request in self._asked else request.id}"
+                f"{session.sid[-6:]} cancel {self._asked[request].token if request in self._asked else request.id}"
             )
             if self.protocol.cancel(session, request):
                 self._asked.pop(request, None)
@@ -190,9 +197,9 @@ class Trainer(Hearing):
         eid, t = None, self._draw.randint(0, session.t)
         if deliveries and self._draw.random() < 0.3:
             eid, t, _ = self._draw.choice(deliveries)
-        child = Known(self._secret(), self._secret(), self.principal, self.name, known.group, closing=known.closing)
+        child = Known(self._sid(), self._secret(), self.principal, self.name, known.group, closing=known.closing)
         self.world.ledger.sessions[child.sid] = child
-        self.note(f"{session.sid[:6]} fork at t={t} {eid} -> {child.sid[:6]}")
+        self.note(f"{session.sid[-6:]} fork at t={t} {eid} -> {child.sid[-6:]}")
         asked = self.world.ledger.ask(session.sid, "fork")
         self._asked[self.protocol.fork(session, t, child.sid, child.key, eid)] = asked
 
@@ -248,7 +255,7 @@ class Trainer(Hearing):
 
     def _raw(self, session: ClientSession, id: int, kind: str, data: Any) -> None:
         if self.socket is not None and self.protocol.online:
-            self.note(f"{session.sid[:6]} {id} again: {kind} {data}")
+            self.note(f"{session.sid[-6:]} {id} again: {kind} {data}")
             self.socket.send(json.dumps([{"sid": session.sid, "id": id, "type": kind, "data": data}]))
 
     def _repeat(self) -> None:
@@ -283,7 +290,7 @@ class Trainer(Hearing):
         known = self._draw.choice(others)
         known.owner = self.name
         last, seq = len(known.replies), known.last_seq
-        self.note(f"{known.sid[:6]} steal from {last}")
+        self.note(f"{known.sid[-6:]} steal from {last}")
         self._adopt(known, last, seq)
 
     def _adopt(self, known: Known, last: int, seq: int) -> None:
@@ -301,7 +308,7 @@ class Trainer(Hearing):
         if known.sid in self._over_here:
             return
         self._intruding.add(known.sid)
-        self.note(f"{known.sid[:6]} intrude")
+        self.note(f"{known.sid[-6:]} intrude")
         if self._draw.random() < 0.5:
             self.protocol.adopt(known.sid, key, last=0, last_seq=0)
         else:
@@ -422,7 +429,7 @@ class Trainer(Hearing):
     def _ask(self, session: ClientSession, asked: Asked | str, kind: Any, data: Any, **more: Any) -> None:
         if isinstance(asked, str):
             asked = self.world.ledger.ask(session.sid, asked)
-        self.note(f"{session.sid[:6]} ask {asked.token} {kind} {data}")
+        self.note(f"{session.sid[-6:]} ask {asked.token} {kind} {data}")
         self._asked[self.protocol.request(session, kind, json.dumps(data).encode(), **more)] = asked
 
 

@@ -34,8 +34,8 @@ class Visitors:
         """Take that their server is gone, and their loop with it."""
         self._under_way.clear()
 
-    def _come(self, visit: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(visit)
+    def _come(self, server: Server, visit: Coroutine[Any, Any, None]) -> None:
+        task = server.loop.create_task(visit)
         self._under_way.add(task)
         task.add_done_callback(self._left)
 
@@ -48,7 +48,7 @@ class Visitors:
         """Let somebody credit a delivery."""
         reward_id = f"r{self._world.chance.getrandbits(32)}"
         value = self._world.chance.choice([0.0, 0.5, 1.0])
-        self._come(self._post(server, (eid, t, value), reward_id, principal))
+        self._come(server, self._post(server, (eid, t, value), reward_id, principal))
 
     async def _post(self, server: Server, reward: tuple[str, int, float], reward_id: str, principal: str) -> None:
         world, (eid, t, value) = self._world, reward
@@ -65,7 +65,7 @@ class Visitors:
     def delete(self, server: Server, eids: Sequence[str], principal: str) -> None:
         """Let a principal delete episodes, its own or not, one or many."""
         self._world.machine.note(f"{principal} deletes {', '.join(eids)}")
-        self._come(self._delete(server, eids, principal))
+        self._come(server, self._delete(server, eids, principal))
 
     async def _delete(self, server: Server, eids: Sequence[str], principal: str) -> None:
         world, ledger = self._world, self._world.ledger
@@ -95,7 +95,7 @@ class Visitors:
         """Let the server delete what is kept no longer."""
         chance = self._world.chance
         days, size = chance.choice([(0.0, None), (None, 0), (None, 2000), (None, 10_000)])
-        self._come(self._retain(server, days, size))
+        self._come(server, self._retain(server, days, size))
 
     async def _retain(self, server: Server, days: float | None, size: int | None) -> None:
         world, runtime = self._world, server.runtime
@@ -128,7 +128,7 @@ class Visitors:
 
     def read(self, server: Server, eid: str, principal: str) -> None:
         """Let somebody read an episode, delivery by delivery."""
-        self._come(self._read(server, eid, principal))
+        self._come(server, self._read(server, eid, principal))
 
     async def _read(self, server: Server, eid: str, principal: str) -> None:
         world, ledger = self._world, self._world.ledger

@@ -12,7 +12,7 @@ from typing import Any
 from errata_server.doors.mux.driver import journal_sid
 from errata_server.environments.recovery_class import recovery_of
 from errata_server.journal import LogJournal
-from errata_server.simulation import DiskFaults, SimulatedLoop, SimulatedMachine, SimulatedSocket
+from errata_server.simulation import DiskFaults, FleetLoop, SimulatedLoop, SimulatedMachine, SimulatedSocket
 
 from .environments import JUDGED, KINDS, factory
 from .ledger import Ledger
@@ -36,11 +36,14 @@ class World:
     """All that one seed decides.
 
     Args:
-        seed: The same seed gives the same trace.
+        seed: The same seed gives the same trace. That of a member of a fleet is a text.
         honours_sync: False makes syncs do nothing: the control.
         server: Replaces the server's class: likewise.
         muted: Numbers of actions that are left out.
         families: What of `FAMILIES` happens, if not what is drawn.
+        kind: Name in `KINDS` of the environment, if not what is drawn.
+        shard: Name of the server's data directory; None where it has none.
+        beside: The loop of the fleet that the server is a member of; None for a server that is alone.
 
     Attributes:
         actions: Actions in the schedule, muted ones included.
@@ -49,12 +52,15 @@ class World:
 
     def __init__(
         self,
-        seed: int,
+        seed: int | str,
         *,
         honours_sync: bool = True,
         server: type[Server] = Server,
         muted: frozenset[int] = frozenset(),
         families: frozenset[str] | None = None,
+        kind: str | None = None,
+        shard: str | None = None,
+        beside: FleetLoop | None = None,
     ) -> None:
         self.seed = seed
         self.chance = chance = random.Random(f"{seed}/plan")
@@ -66,9 +72,12 @@ class World:
             faults=DiskFaults(honours_sync=honours_sync, sync_s=sync_s),
             power_loss=power_loss,
             max_steps=MAX_STEPS,
+            shard=shard,
+            beside=beside,
             **self._index(),
         )
-        self.kind = chance.choices(list(KINDS), weights=[6, 3, 2, 3, 1, 1, 2])[0]
+        drawn_kind = chance.choices(list(KINDS), weights=[6, 3, 2, 3, 1, 1, 2])[0]
+        self.kind = kind if kind is not None else drawn_kind
         env, deterministic = KINDS[self.kind]
         if judged := "judged" in self.families and env in JUDGED:
             env = JUDGED[env]
@@ -100,8 +109,12 @@ class World:
         try:
             return self._run()
         finally:
-            if self._directory is not None:
-                self._directory.cleanup()
+            self.clean_up()
+
+    def clean_up(self) -> None:
+        """Remove what it has in files."""
+        if self._directory is not None:
+            self._directory.cleanup()
 
     def _run(self) -> World:
         machine, chance = self.machine, self.chance
@@ -218,6 +231,12 @@ class World:
                 if self.actions not in self._muted:
                     loop.call_later(at_s, trainer.act, self.actions)
                 self.actions += 1
+        self._disturb(server)
+        await asyncio.sleep(chance.uniform(0.5, 4.0))
+
+    def _disturb(self, server: Server) -> None:
+        """Let some things of a server go wrong."""
+        loop, chance = asyncio.get_running_loop(), self.chance
         if chance.random() < 0.2:
             loop.call_later(chance.uniform(0.0, 1.0), self._fill_disk)
         if self.machine.index is not None:
@@ -230,7 +249,6 @@ class World:
             server.backend.faults.restores += 1
         if chance.random() < 0.1:
             server.threads.hang_next(1, after=chance.randint(0, 10))
-        await asyncio.sleep(chance.uniform(0.5, 4.0))
 
     def _fill_disk(self) -> None:
         disk = self.machine.disk
@@ -305,7 +323,7 @@ class World:
             if known.ended is None:
                 # Its owner may have had a fork in mind as well.
                 answers = [known.replies[id] for id in sorted(known.replies)[before:]]
-                assert any(a.type == "observation" for a in answers), f"{known.sid[:6]} answered {answers}"
+                assert any(a.type == "observation" for a in answers), f"{known.sid[-6:]} answered {answers}"
 
     async def _close_all(self, server: Server) -> None:
         journal = server.runtime.store.journal
@@ -314,9 +332,9 @@ class World:
                 known = self.ledger.sessions[session.sid]
                 seqs = [row.seq for row in journal.pushes(journal_sid(known.sid), 1, 2**53)]
                 unheard = set(seqs) - known.pushes.keys()
-                assert not unheard, f"{known.sid[:6]} heard pushes {sorted(known.pushes)} of {seqs}"
+                assert not unheard, f"{known.sid[-6:]} heard pushes {sorted(known.pushes)} of {seqs}"
                 count = journal.last_id(journal_sid(known.sid))
-                assert len(known.replies) == count, f"{known.sid[:6]} heard {sorted(known.replies)} of {count}"
+                assert len(known.replies) == count, f"{known.sid[-6:]} heard {sorted(known.replies)} of {count}"
                 trainer.close(session)
         await self._idle()
         await self._rest(server)
@@ -330,7 +348,8 @@ class World:
         for socket in self._sockets:
             assert socket.task.done(), "a connection was left"
             socket.task.result()
-        server.threads.release()
+        server.loop.call_soon(server.threads.release)
+        await asyncio.sleep(0)
         await self._rest(server)
         server.check_nothing_leaked()
 
@@ -340,7 +359,7 @@ class World:
             row = server.runtime.store.journal.session(journal_sid(known.sid))
             if row is None or row.status != "open":
                 continue
-            self.machine.note(f"{known.sid[:6]} is an orphan")
+            self.machine.note(f"{known.sid[-6:]} is an orphan")
             trainer = next(t for t in self.trainers if t.principal == known.principal)
             trainer._adopt(known, len(known.replies), known.last_seq)
             trainer.close(trainer.protocol.sessions[known.sid])
@@ -359,7 +378,7 @@ class World:
             alone.close()
 
 
-def drawn(seed: int) -> frozenset[str]:
+def drawn(seed: int | str) -> frozenset[str]:
     """Return what of `FAMILIES` happens under a seed."""
     chance = random.Random(f"{seed}/families")
     return frozenset([name for name, often in FAMILIES.items() if chance.random() < often])
