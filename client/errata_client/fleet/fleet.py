@@ -35,8 +35,9 @@ class Fleet:
 
         Args:
             address: Base URL of any member, as for `ErrataClient`; or ``file:///PATH`` of a file with
-                ``{"members": [...]}``, as ``GET /fleet`` has them, each with a url; or one of a scheme that an entry
-                point of the group ``errata.fleet_sources`` has.
+                ``{"members": [...]}``, as ``GET /fleet`` has them, each with a url; or ``dns://HOST:PORT`` of a name
+                whose addresses are the members'; or one of a scheme that an entry point of the group
+                ``errata.fleet_sources`` has.
             headers: Sent with each request to a member, e.g. ``{"Authorization": "Bearer …"}``.
 
         Raises:

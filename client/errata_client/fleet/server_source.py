@@ -70,7 +70,7 @@ class ServerSource:
         for at in range(first, first + len(urls)):
             url, self._next = urls[at % len(urls)], urls[(at + 1) % len(urls)]  # also where the caller gives up
             try:
-                found = await self._ask(url, query)
+                found = await self.ask(url, query)
             except ConnectionError as error:
                 failed = failed or error
                 continue
@@ -81,7 +81,17 @@ class ServerSource:
         assert failed is not None
         raise failed
 
-    async def _ask(self, url: str, query: Mapping[str, str | float]) -> FleetMembers:
+    async def ask(self, url: str, query: Mapping[str, str | float] | None = None) -> FleetMembers:
+        """Return the members that the server at a base URL lists.
+
+        Args:
+            url: Base URL of a member.
+            query: Parameters of the request.
+
+        Raises:
+            ConnectionError, ErrataError: See `read`.
+        """
+        query = query or {}
         client, most_s = self._client_here(), float(query.get("wait", 0.0)) + ANSWER_S
         timeout = httpx.Timeout(most_s, connect=CONNECT_S)
         try:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.printable import printable
 
+from .dns_source import SCHEMES, DnsSource
 from .endpoint import Endpoint
 from .file_source import FileSource
 from .server_source import ServerSource
@@ -49,10 +50,12 @@ def source_of(address: str, headers: Mapping[str, str] | None) -> Source:
         return ServerSource(address, headers)
     if scheme == "file":
         return FileSource(address)
+    if scheme in SCHEMES:
+        return DnsSource(address, headers)
     for found in entry_points(group=GROUP, name=scheme):
         source: Source = found.load()(address, headers)
         return source
     raise InvalidRequest(
-        f"{printable(address, 100)!r} is no address of a fleet: give the URL of a server, file:///PATH, or one of a "
-        f"scheme that an installed package has in the entry points {GROUP}"
+        f"{printable(address, 100)!r} is no address of a fleet: give the URL of a server, file:///PATH, "
+        f"dns://HOST:PORT, or one of a scheme that an installed package has in the entry points {GROUP}"
     )
