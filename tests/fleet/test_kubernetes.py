@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from errata_client import ErrataClient
+from errata_server.process import ServerProcess
+
 from .manifests import (
     KUBERNETES,
     NAMES,
@@ -194,3 +197,43 @@ def test_the_first_start_names_the_shard_of_a_new_volume(tmp_path: Path) -> None
     assert again.stdout == drawn.stdout
     directory = Path(environment_of(container_of(RENDERED))["ERRATA_DATA_DIR"])
     assert words[-1] == str(directory) and (tmp_path / directory.relative_to("/") / "shard").is_file()
+
+
+READ_ONLY = """#!/bin/sh
+# Runs Python where only VOLUME and its folders can be written.
+exec unshare --mount --propagation private sh -ec '
+    mount --bind "$VOLUME" "$VOLUME"
+    mount -o remount,bind,ro /
+    if touch "$OUTSIDE" 2>/dev/null; then echo "the root file system is not read-only" >&2; exit 1; fi
+    exec "$PYTHON" "$@"
+' sh "$@"
+"""
+
+
+async def test_the_server_writes_to_its_mounts_alone(tmp_path: Path) -> None:
+    container = container_of(RENDERED)
+    writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    volume, wrapper = tmp_path / "volume", tmp_path / "python"
+    for place in writable:
+        (volume / place.removeprefix("/")).mkdir(parents=True)
+    wrapper.write_text(READ_ONLY)
+    wrapper.chmod(0o755)
+    given = {name: value.replace("/data", f"{volume}/data", 1) for name, value in environment_of(container).items()}
+    del given["ERRATA_TOKEN_FILE"], given["ERRATA_HEALTH_PORT"]
+    environment = {
+        **{name: value for name, value in given.items() if name.startswith(("ERRATA_", "HOME", "XDG_"))},
+        "VOLUME": str(volume),
+        "OUTSIDE": str(tmp_path / "outside"),
+        "PYTHON": sys.executable,
+        "TMPDIR": f"{volume}/tmp",
+        "ERRATA_SANDBOX": "fake",  # real ones: tests/docker, where the root file system is read-only too
+    }
+    _, _, first, *others, _, _ = container["args"]
+    directory = Path(given["ERRATA_DATA_DIR"])
+    with ServerProcess(first, directory, *others, env=environment, python=wrapper) as server:
+        async with ErrataClient(f"{server.url}/{first}") as client:
+            await client.reset()
+            await client.step({"command": "echo kept > file"})
+        assert not [line for line in server.log if "read-only" in line.lower()], list(server.log)
+    assert server.process.returncode == 0
+    assert (directory / "journal").is_dir()
