@@ -33,6 +33,13 @@ if [ "${ERRATA_SANDBOX:-namespace}" = namespace ] && [ -e "$tree" ] \
         say "this container cannot make sandboxes: start it with 'docker compose up envs', or with the capabilities and options of docs/docker.md, which OpenEnv's from_docker_image does not give"
         exit 1
     fi
+    # A volume with an fsGroup of Kubernetes hands its set-group-ID bit on to new directories; sandboxes would show it.
+    mkdir -p "$ERRATA_BASE_DIR"
+    chmod g-s "$ERRATA_BASE_DIR"
+    if [ -n "${ERRATA_DATA_DIR:-}" ]; then
+        mkdir -p -m 700 "$ERRATA_DATA_DIR"
+        chmod g-s "$ERRATA_DATA_DIR"
+    fi
     errata base import "$tree" default --directory "$ERRATA_BASE_DIR" >/dev/null
 fi
 exec "$@"

@@ -31,7 +31,11 @@ def container(tmp_path: Path) -> Path:
 def started(container: Path, *command: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     done = subprocess.run(
         ["sh", str(container / "entrypoint.sh"), *command],
-        env={"PATH": f"{container}/bin:/usr/bin:/bin", "ERRATA_BASE_DIR": str(container / "volume")},
+        env={
+            "PATH": f"{container}/bin:/usr/bin:/bin",
+            "ERRATA_BASE_DIR": str(container / "volume"),
+            "ERRATA_DATA_DIR": str(container / "data"),
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -63,6 +67,20 @@ def test_a_container_that_cannot_make_sandboxes_ends_before_the_copy_with_one_li
     done, calls = started(container, *SERVE)
     assert done.returncode == 1 and not any(call.startswith(COPY) for call in calls)
     assert done.stderr.count("\n") == 1 and "docker compose up envs" in done.stderr
+
+
+def test_a_volume_with_an_fsgroup_does_not_hand_its_bit_on(container: Path) -> None:
+    for name, mode in (("volume", 0o755), ("data", 0o700)):
+        (container / name).mkdir()
+        (container / name).chmod(0o2000 | mode)
+    done, _ = started(container, *SERVE)
+    assert done.returncode == 0
+    assert [(container / name).stat().st_mode & 0o7777 for name in ("volume", "data")] == [0o755, 0o700]
+
+
+def test_a_data_directory_that_is_made_is_its_owners(container: Path) -> None:
+    done, _ = started(container, *SERVE)
+    assert done.returncode == 0 and (container / "data").stat().st_mode & 0o7777 == 0o700
 
 
 def test_other_commands_are_not_checked(container: Path) -> None:
