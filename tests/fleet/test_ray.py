@@ -30,6 +30,7 @@ TOKEN = "a-token-of-these-tests"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 NAME = "tested"
 WAIT_S = 180.0
+LOOK_S = 0.2
 ENGINE = RayEngine()
 
 
@@ -44,11 +45,11 @@ def errata(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def until(found: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (value := found()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-    return value
+    for _ in range(int(WAIT_S / LOOK_S)):
+        if value := found():
+            return value
+        time.sleep(LOOK_S)
+    raise AssertionError(f"it does not come about: {what}")
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from .source import Json, directory
 from .tables import Column, Table
 
 cli = typer.Typer(
-    help="Workers of errata serve --workers, and fleets on a Ray cluster (--ray).",
+    help="Workers of a server, and fleets on Ray.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
