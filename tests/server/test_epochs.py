@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from errata_client import ErrataClient
 from errata_protocol.environment import SnapshotRef
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
+from errata_protocol.mux import FindSession, ServerConfig, ServerProtocol
 from errata_server.cli import data_dirs
 from errata_server.journal import IndexedJournal, JournalType
 from errata_server.journal import registry as journal_registry
@@ -19,10 +26,12 @@ from errata_server.runtime.epochs import current, enter, epochs_in, later_than, 
 from errata_server.runtime.lease import Lease, LeaseWriter, now_ns
 from errata_server.runtime.lease_watch import LeaseWatch
 from errata_server.runtime.runtime import Runtime
+from errata_server.runtime.shard_dirs import name_of
 from errata_server.runtime.shard_name import shard_name
 from errata_server.settings import Settings
 
 from .journal_rows import delivery, episode, session
+from .local_server import LocalServer
 
 LAYER = SnapshotRef(kind="layer", id="a")
 
@@ -53,6 +62,7 @@ async def test_each_epoch_goes_on_from_the_one_before(tmp_path: Path) -> None:
     await commits(second, 2, 4)
     third = enter(tmp_path, 8)
     assert turns(third) == [0, 1, 2, 3] and epochs_in(tmp_path) == [3, 7, 8]
+    assert name_of(tmp_path) == shard_name(tmp_path)
     assert shard_name(first) == shard_name(second) == shard_name(third) == shard_name(tmp_path)
     assert current(tmp_path) == third and later_than(first) == 8 and later_than(third) is None
 
@@ -206,6 +216,45 @@ async def test_a_session_on_layers_of_another_box_is_lost_at_the_take_over(tmp_p
         assert lost is not None and lost.lost == "its sandbox was on the box that served it before"
     finally:
         await runtime.close()
+
+
+def finds(effects: Sequence[object]) -> bool:
+    return any(isinstance(effect, FindSession) for effect in effects)
+
+
+@pytest.mark.parametrize("message", ["open", "resume"])
+def test_no_session_is_attached_while_another_server_may_have_it(message: str) -> None:
+    def check_ours() -> None:
+        raise JournalUnavailable("the lease has run out", retry_after=1.0)
+
+    sid, key = "Zq3vK8s0T1u5Wb7Yc9Xd2A", "k" * 22
+    data: Any = {"key": key} if message == "open" else [{"sid": sid, "key": key}]
+    frame = {"type": message, "data": data} | ({"sid": sid} if message == "open" else {})
+    server = ServerProtocol(ServerConfig(check_ours=check_ours))
+    connection = server.connect()
+    assert not finds(server.receive(connection, json.dumps(frame), 0.0))
+    answer = json.loads(connection.data_to_send()[0])
+    assert (answer["type"], answer["sid"], answer["data"]["code"]) == ("error", sid, "JOURNAL_UNAVAILABLE")
+    plain = ServerProtocol()
+    assert finds(plain.receive(plain.connect(), json.dumps(frame), 0.0)), "without a lease it is looked up"
+
+
+async def test_episodes_are_read_under_a_valid_lease_only(tmp_path: Path) -> None:
+    """What an old owner says of a session may be less than its client knows from the new one."""
+    lease = tmp_path / "lease"
+    writer = LeaseWriter(lease)
+    writer.grant(1, now_ns() + 3_600_000_000_000)
+    settings = Settings(lease=lease, disk_floor_bytes=0)
+    with LocalServer("tests.server.environments:CountEnvironment", enter(tmp_path / "data", 1), settings) as server:
+        async with ErrataClient[Any, Any, Any](server.url, mux=True, durable=True) as client:
+            await client.reset()
+            url = f"{server.url}/episodes/{client.eid}"
+            assert (await asyncio.to_thread(httpx.get, url)).status_code == 200
+            writer.grant(1, now_ns())
+            refused = await asyncio.to_thread(httpx.get, url)
+            assert refused.status_code == 503 and "JOURNAL_UNAVAILABLE" in refused.text
+            writer.grant(1, now_ns() + 3_600_000_000_000)
+            assert (await asyncio.to_thread(httpx.get, url)).status_code == 200
 
 
 def test_the_watch_tells_of_a_later_owner_by_the_lease_and_by_the_directory(tmp_path: Path) -> None:

@@ -204,15 +204,12 @@ class ServerProtocol:
         self._out.error(connection, why)
         return self._out.take()
 
-    def _check_place(self, sid: str) -> None:
-        """Refuse a sid of another data directory, and every one while another server may have this one.
+    def _check_ours(self) -> None:
+        """Refuse to attach sessions while another server may have them.
 
         Raises:
-            Misdirected: It names another directory.
-            SessionLost: That directory's member is lost.
-            JournalUnavailable: Another server may have this one.
+            JournalUnavailable: Another server may.
         """
-        check_shard(self.config.shard, sid, member=self.config.member)
         if self.config.check_ours is not None:
             self.config.check_ours()
 
@@ -224,10 +221,11 @@ class ServerProtocol:
                 sid = None
                 raise InvalidEnvelope("sid is 21 to 128 characters of A-Z a-z 0-9 _ -: pick 122 random bits")
             if sid is not None:
-                self._check_place(sid)
+                check_shard(self.config.shard, sid, member=self.config.member)
             match envelope.type:
                 case "open":
                     _address(envelope, "sid")
+                    self._check_ours()
                     asked = read_data(OPEN_DATA, data)
                     self._attachments.attach(
                         AttachRequest(
@@ -250,7 +248,8 @@ class ServerProtocol:
                         raise InvalidEnvelope("resume names no session: data lists {sid, key, last, last_seq}")
                     for entry in entries:
                         try:
-                            self._check_place(entry.sid)
+                            check_shard(self.config.shard, entry.sid, member=self.config.member)
+                            self._check_ours()
                         except (Misdirected, SessionLost, JournalUnavailable) as error:
                             self._out.error(connection, error, entry.sid)
                             continue

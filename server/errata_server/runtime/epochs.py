@@ -6,7 +6,6 @@ makes its own of the newest one before it, gives it its name when it is complete
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -106,7 +105,7 @@ def remove_earlier(own: Path) -> None:
             path.rename(folder / f"{path.name}{_GONE}{secrets.token_hex(4)}")
     for path in folder.iterdir():
         number, separator, _ = path.name.partition(_DRAFT)
-        if _GONE in path.name or (separator and int(number) < epoch):
+        if _GONE in path.name or (separator and int(number) <= epoch):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -133,14 +132,17 @@ def _make(top: Path, epoch: int, store: str | None) -> None:
     draft = top / EPOCHS / f"{epoch:020d}{_DRAFT}{secrets.token_hex(4)}"
     draft.mkdir(mode=0o700)
     try:
-        with contextlib.suppress(FileNotFoundError):  # the source is being removed: there is a later one now
-            before = source.stat()
-            _fill(source, draft, store)
-            after = source.stat()
-            if epochs_in(top) == found and (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino):
-                draft.rename(_path(top, epoch))
-                _sync(top / EPOCHS)
-                log.info("epoch %d has the data directory %s, made of %s", epoch, top, source.name)
+        before = source.stat()
+        _fill(source, draft, store)
+        after = source.stat()
+        if epochs_in(top) == found and (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino):
+            draft.rename(_path(top, epoch))
+            _sync(top / EPOCHS)
+            log.info("epoch %d has the data directory %s, made of %s", epoch, top, source.name)
+    except FileNotFoundError:
+        if epochs_in(top) == found:
+            raise
+        # It was being removed: there is a later one now.
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from errata_protocol.errors import JournalUnavailable
 
-from .data_lock import lock
+from .data_lock import EPOCHS, lock
 from .shard_name import draw, shard_name
 
 FOLDER = "shards"
@@ -35,11 +35,13 @@ def unserved(directory: Path, workers: int) -> list[Path]:
 
 
 def name_of(directory: Path) -> str:
-    """Return the name of a data directory that no server uses; the first call draws it.
+    """Return the name of a data directory that no server uses, or that servers share; the first call draws it.
 
     Raises:
         JournalUnavailable: It cannot be read or written, or a server uses the directory.
     """
+    if (directory / EPOCHS).is_dir() and (name := shard_name(directory)) is not None:
+        return name
     held = lock(directory)
     try:
         return shard_name(directory) or draw(directory)
