@@ -31,7 +31,7 @@ from websockets.sync.client import connect as connect_plain
 from websockets.typing import Subprotocol
 
 from errata_client import Backoff, Connection, Endpoint, EnvPool, ErrataClient
-from errata_client.connections import placing
+from errata_client.fleet import members
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import CapacityReached, JournalUnavailable, ServiceError, StateOutOfRange, UnknownEpisode
 from errata_protocol.labels import Labels
@@ -651,7 +651,7 @@ def errata(*arguments: str) -> subprocess.Popen[str]:
 async def test_a_worker_that_is_drained_lets_its_sessions_end_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placing, "FRESH_S", 0.0)  # or sessions are opened at it as long as what is known is that old
+    monkeypatch.setattr(members, "FRESH_S", 0.0)  # or sessions are opened at it as long as what is known is that old
 
     def drain(shard: str) -> subprocess.Popen[str]:
         return errata("fleet", "drain", shard, "--data-dir", str(tmp_path), "--json")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from errata_client import Connection, EnvPool, ErrataClient
-from errata_client.connections import placing
+from errata_client.fleet import members
 from errata_protocol.shards import shard_of
 from errata_server.process import ServerProcess
 from errata_server.runtime.shard_dirs import shards
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 async def test_a_drained_worker_serves_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once while it drains, and once after it has ended: then sessions that were kept go on, and forks count again."""
-    monkeypatch.setattr(placing, "FRESH_S", 0.0)
+    monkeypatch.setattr(members, "FRESH_S", 0.0)
 
     def command(*words: str) -> tuple[int, str]:
         made = errata("fleet", *words, "--data-dir", str(tmp_path))

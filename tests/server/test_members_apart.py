@@ -158,6 +158,7 @@ async def test_a_session_waits_for_a_member_that_is_down_and_ends_with_one_that_
     fleet.wait_for_list()
     for asked in (
         ErrataClient[Any, Any, Any].resume(fleet.url, ticket).step({"n": 3}),
+        ErrataClient[Any, Any, Any].resume(fleet.address, ticket).step({"n": 3}),
         ErrataClient[Any, Any, Any](fleet.url)._http().state_at(eid, 0),
     ):
         with pytest.raises((SessionLost, UnknownEpisode)):

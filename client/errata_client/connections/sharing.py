@@ -19,7 +19,7 @@ from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_protocol.errors import NotSupported
 from errata_protocol.fleet import EXTENSION
 
-from ..fleet.members import Members
+from ..fleet.members import Members, lost_error
 from . import background
 from .connection import Connection
 from .dialing import Dial
@@ -157,6 +157,7 @@ async def join_placed(
 
     Raises:
         ConnectionError: The server, or the member, cannot be reached.
+        SessionLost: The member is lost.
         ErrataError: The members cannot be read.
     """
     if not dial.is_of_server:
@@ -166,6 +167,9 @@ async def join_placed(
                 entry.places = Places(dial)
             placed = await _join_member(base_url, entry.places, group, shard)
             if placed is None:
+                member = await entry.places.members.of(shard)
+                if member is not None and member.state == "lost":
+                    raise lost_error(member)
                 raise ConnectionError(f"no member of {base_url} is up")
         except BaseException:
             await entry.leave()
