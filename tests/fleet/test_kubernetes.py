@@ -66,6 +66,15 @@ def test_the_oldest_and_the_newest_kubernetes_take_it(name: str, objects: list[O
     assert f"Kubernetes {OLDEST[name]}" in page
 
 
+def test_clients_are_given_the_headless_service(objects: list[Object]) -> None:
+    service = only(objects, "Service", only(objects, "StatefulSet")["spec"]["serviceName"])
+    (port,) = service["spec"]["ports"]
+    page = (ROOT / "docs/kubernetes.md").read_text("utf-8")
+    assert f"`dns://{service['metadata']['name']}.errata:{port['port']}/terminal`" in page
+    (container,) = container_of(objects)["ports"][:1]
+    assert port["port"] == container["containerPort"], "a headless Service translates no port"
+
+
 def test_what_it_names_is_there(objects: list[Object]) -> None:
     assert findings(objects) == []
 
