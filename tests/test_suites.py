@@ -43,7 +43,6 @@ PLAYED = ON_THE_SERVER - {
     "browser",
     "viewer",
     "cookbook",
-    "fleet",
     "gem",
     "monarch",
     "recipes",
