@@ -102,6 +102,12 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @staticmethod
+    def waited_cpu_s_of(pid: int) -> float:
+        """Return the CPU seconds of a process's children that have ended and that it has waited for."""
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+    @staticmethod
     def private_bytes_of(pid: int) -> int:
         """Return the memory of a process that it shares with no other."""
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from ..scenario import Scenario
-from . import burst, journal, memory, opens, plain, restart, resume, scale, state_at, steps, terminal, workers
+from . import (
+    burst,
+    constants,
+    journal,
+    memory,
+    opens,
+    plain,
+    restart,
+    resume,
+    scale,
+    state_at,
+    steps,
+    terminal,
+    workers,
+)
 
 SCENARIOS: tuple[Scenario, ...] = (
     *opens.SCENARIOS,
@@ -18,4 +32,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     *state_at.SCENARIOS,
     *terminal.SCENARIOS,
     *workers.SCENARIOS,
+    *constants.SCENARIOS,
 )

@@ -44,6 +44,7 @@ class Member(World):
         server: The server that listens; None while none does.
         url: Address of the last server.
         state: What the list of members says of it.
+        orders: Held by whoever stops its server and starts another.
         trainers: The half of each client that talks to this member.
     """
 
@@ -77,7 +78,7 @@ class Member(World):
         self._stop: asyncio.Future[None] | None = None
         self._drain_s = 0.0
         self._told: dict[str, Any] = {}
-        self._orders = asyncio.Lock()
+        self.orders = asyncio.Lock()
         self._plan = random.Random(f"{seed}/member")
         self.machine.on_crash.append(self._after_crash)
 
@@ -166,35 +167,47 @@ class Member(World):
             moved: Address of the next server; None for the same.
             away_s: Time between the two.
         """
-        async with self._orders:
-            if self.is_lost:
-                return
-            if announced:
-                self.state = "draining"
-                await self._wait_until_idle(self._plan.uniform(1.0, 5.0))
-                if self.is_lost:
-                    return
-            self._wanted = False
-            self._drain_s = self._plan.choice([0.0, 1.0, 5.0])
-            if self.server is not None:
-                self._fleet.stops += 1
-                wake(self._stop)
-            if self._booted is not None and not self._booted.done():
-                if self.server is None:
-                    self.machine.crash()  # it was starting
-                await asyncio.wait([self._booted])
-            if self.is_lost:
-                return
-            self.state = "down"
+        async with self.orders:
+            await self.halt(announced=announced)
             await asyncio.sleep(away_s)
-            if self.is_lost:
-                return
-            if moved is not None:
-                self.url = moved
-                self._fleet.moves += 1
-                self._fleet.on_move(self)
-            self._wanted = True
-            self.start()
+            self.come_back(moved)
+
+    async def halt(self, *, announced: bool = False) -> None:
+        """Stop its server, for whoever has `orders`.
+
+        Args:
+            announced: See `restart`.
+        """
+        if announced and not self.is_lost:
+            self.state = "draining"
+            await self._wait_until_idle(self._plan.uniform(1.0, 5.0))
+        if self.is_lost:
+            return
+        self._wanted = False
+        self._drain_s = self._plan.choice([0.0, 1.0, 5.0])
+        if self.server is not None:
+            self._fleet.stops += 1
+            wake(self._stop)
+        if self._booted is not None and not self._booted.done():
+            if self.server is None:
+                self.machine.crash()  # it was starting
+            await asyncio.wait([self._booted])
+        if not self.is_lost:
+            self.state = "down"
+
+    def come_back(self, moved: str | None) -> None:
+        """Start another server after `halt`, for whoever has `orders`.
+
+        Args:
+            moved: See `restart`.
+        """
+        if self.is_lost:
+            return
+        if moved is not None:
+            self.url = moved
+            self._fleet.moves += 1
+        self._wanted = True
+        self.start()
 
     async def _wait_until_idle(self, limit_s: float) -> None:
         """Wait until no session of it has a client, or a time is over: its clients go on meanwhile."""
@@ -232,7 +245,7 @@ class Member(World):
 
     async def comes_to_rest(self) -> None:
         """Let nothing go wrong any more, and its server run."""
-        async with self._orders:  # what it was ordered is done first
+        async with self.orders:  # what it was ordered is done first
             pass
         self.faults = False
         self.machine.crash(None)

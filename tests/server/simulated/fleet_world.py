@@ -129,9 +129,6 @@ class FleetWorld:
             for trainer in client.trainers.values():
                 trainer.cut_off(server, notices_s=self._chance.choice([0.0, 0.0, 0.0, 3.0]))
 
-    def on_move(self, member: Member) -> None:
-        """Called when a member is about to start at another address."""
-
     # -- the schedule -----------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -209,10 +206,12 @@ class FleetWorld:
     async def _swap(self, at_s: float, one: Member, other: Member, *, away_s: float) -> None:
         """Let two members come back each at the address of the other, which clients take for theirs for a while."""
         await asyncio.sleep(at_s)
-        async with self._moving:
-            urls = {one: other.url, other: one.url}
-            restarts = (member.restart(announced=False, moved=url, away_s=away_s) for member, url in urls.items())
-            await asyncio.gather(*restarts)
+        async with self._moving, one.orders, other.orders:
+            await asyncio.gather(one.halt(), other.halt())
+            await asyncio.sleep(away_s)
+            urls = one.url, other.url
+            other.come_back(urls[0])
+            one.come_back(urls[1])
 
     async def _lose(self, at_s: float, member: Member) -> None:
         await asyncio.sleep(at_s)
