@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from pathlib import Path
@@ -10,6 +11,16 @@ from errata_server.runtime import epochs, shard_name
 
 NODE = "{node}"
 """Stands for the id of a node in the path of a directory; for simulated nodes, which have one file system."""
+
+
+def default(fleet: str) -> Path:
+    """Return the directory of a fleet on this node where none is named, beside those of ``errata serve``.
+
+    Args:
+        fleet: Name of the fleet.
+    """
+    # As `errata_server.cli.data_dirs`, whose package would take a keeper seconds to import.
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "errata" / f"fleet-{fleet}"
 
 
 def home(data_dir: Path, node: str) -> Path:

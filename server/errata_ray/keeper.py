@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import ray
 
-from errata_server.cli import data_dirs
 from errata_server.fleet.leases import Wait
 from errata_server.fleet.supervisor import Backoff
 from errata_server.runtime.lease import LeaseWriter, now_ns
@@ -80,8 +79,7 @@ class ShardKeeper:
         self._node: str = ray.get_runtime_context().get_node_id()
         self._address: str = ray.util.get_node_ip_address()
         self._life = uuid.uuid4().hex
-        base = plan.data_dir if plan.data_dir is not None else data_dirs.home() / f"fleet-{plan.name}"
-        self._home = directories.home(base, self._node)
+        self._home = directories.home(plan.data_dir or directories.default(plan.name), self._node)
         self._own = Path(tempfile.mkdtemp(prefix="errata-keeper-"))
         self._known: list[Record] = []
         self._shard: str | None = None
