@@ -23,6 +23,8 @@ AGAIN_S = 0.5
 ADDRESS = "RAY_ADDRESS"
 """Environment variable with the address of the cluster, as for Ray's own commands."""
 
+_TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or have ~/.ray/auth_token"
+
 
 def connect(address: str) -> None:
     """Connect this process to a cluster, unless it is connected to one already.
@@ -41,13 +43,13 @@ def connect(address: str) -> None:
     except ConnectionError as error:
         where = "no Ray cluster runs on this machine" if chosen == "auto" else f"no Ray cluster answers at {chosen}"
         raise InvalidRequest(
-            f"{where}: start one with `ray start --head`, or name one with --address HOST:PORT or {ADDRESS}"
+            f"{where}: start one with `ray start --head`, or name one with --address HOST:PORT or {ADDRESS}; Ray says the "
+            f"same of a cluster that wants another token, for which {_TOKEN}"
         ) from error
     except Exception as error:  # Ray raises RuntimeError, AuthenticationError and others for a token
         if "auth" in str(error).lower():
             raise InvalidRequest(
-                f"the Ray cluster at {chosen} wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
-                f"RAY_AUTH_TOKEN_PATH, or have ~/.ray/auth_token ({text_of(error)[:200]})"
+                f"the Ray cluster at {chosen} wants its token: {_TOKEN} ({text_of(error)[:200]})"
             ) from error
         raise InvalidRequest(f"cannot connect to the Ray cluster at {chosen}: {text_of(error)[:500]}") from error
 
