@@ -70,6 +70,7 @@ OTHERS: dict[str, list[str]] = {
     "value": ["0.5"],
     "source": ["judge"],
     "target": ["tests.server.environments:CountEnvironment"],
+    "environments": ["tests.server.environments:CountEnvironment"],
     "output": ["{tmp}/out"],
     "dataset": ["{good}/rows.jsonl"],
     "recipes": ["{good}/recipes.json"],
