@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -168,7 +169,7 @@ def before(clone: Path) -> dict[str, str]:
         ),
         pytest.param("tests/test_packaging.py", {"wheel"}, id="test"),
         pytest.param("tests/slowest_files.py", set(HASHED), id="helper of all tests"),
-        pytest.param("tests/suites/run.py", {"fast-server"}, id="what runs suites"),
+        pytest.param("tests/suites/run.py", set(), id="what runs suites"),
     ],
 )
 def test_a_change_runs_exactly_the_suites_that_use_it(
@@ -292,8 +293,13 @@ def test_what_is_not_committed_is_part_of_the_key(tmp_path: Path) -> None:
         keys.objects(keys.working_tree(tmp_path), ["kept", "gone"], tmp_path)
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Yield the names of the modules that a file imports, and of those of the tests that it names in a string."""
+@functools.cache
+def imported(path: Path) -> tuple[str, ...]:
+    """Return the names of the modules that a file imports, and of those of the tests that it names in a string."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
@@ -306,7 +312,7 @@ def imported(path: Path) -> Iterator[str]:
             yield node.value.partition(":")[0]
 
 
-def folders(modules: Iterator[str]) -> set[str]:
+def folders(modules: Iterable[str]) -> set[str]:
     """Return the paths, as the table names them, of modules of this repository."""
     found = set()
     for module in modules:
@@ -334,13 +340,26 @@ def files(suite: Suite) -> list[Path]:
     return [file for file in found if mark in file.read_text(encoding="utf-8") or file.name == "conftest.py"]
 
 
+def with_imported(found: list[Path]) -> set[Path]:
+    """Return files, and the modules of the tests that they import, and those that these import."""
+    seen: set[Path] = set()
+    left = set(found)
+    while left:
+        file = left.pop()
+        seen.add(file)
+        names = (name for name in imported(file) if name.startswith("tests."))
+        modules = (ROOT / f"{name.replace('.', '/')}.py" for name in names)
+        left |= {module for module in modules if module.exists()} - seen
+    return seen
+
+
 @pytest.mark.parametrize("name", HASHED)
 def test_a_suites_key_has_what_its_tests_import(name: str) -> None:
     suite = HASHED[name]
     has = {*suite.inputs, *COMMON}
     missing = {
         f"{folder} ({file.relative_to(ROOT)})"
-        for file in files(suite)
+        for file in with_imported(files(suite))
         for folder in folders(imported(file))
         if not any(Path(folder).is_relative_to(path) for path in has)
     }

@@ -22,9 +22,9 @@ from swe_bench_lite_env.dataset import Instance, read_row
 from swe_bench_lite_env.recipes import Recipe, read_recipe
 from swe_bench_lite_env.server import prepare
 from swe_bench_lite_env.server.prepare import interpreters
-from tests.suites.keys import CACHE
 
 ROOT = Path(__file__).resolve().parents[3]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "errata"
 UNUSED_S = 7 * 86_400.0
 
 RUNNER = """\
