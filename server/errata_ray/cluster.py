@@ -43,8 +43,8 @@ def connect(address: str) -> None:
     except ConnectionError as error:
         where = "no Ray cluster runs on this machine" if chosen == "auto" else f"no Ray cluster answers at {chosen}"
         raise InvalidRequest(
-            f"{where}: start one with `ray start --head`, or name one with --address HOST:PORT or {ADDRESS}; Ray says the "
-            f"same of a cluster that wants another token, for which {_TOKEN}"
+            f"{where}: start one with `ray start --head`, or name one with --address HOST:PORT or {ADDRESS}; Ray "
+            f"says the same of a cluster that wants another token: {_TOKEN}"
         ) from error
     except Exception as error:  # Ray raises RuntimeError, AuthenticationError and others for a token
         if "auth" in str(error).lower():
