@@ -37,10 +37,8 @@ def epochs_in(directory: Path) -> list[int]:
     Raises:
         OSError: It cannot be read.
     """
-    try:
-        return sorted(int(path.name) for path in (directory / EPOCHS).iterdir() if path.name.isdecimal())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    folder = directory / EPOCHS
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal()) if folder.is_dir() else []
 
 
 def current(directory: Path) -> Path:
