@@ -327,8 +327,9 @@ UNDOCUMENTED = ("uvicorn",)
 KNOWN_OBJECTS = {"app", "config", "loop", "queue", "scope", "transport", "writable"}
 """Attributes of uvicorn's protocols that hold what is documented (asyncio, ASGI, `uvicorn.Config`) or ours."""
 
-PLAIN = {"_exit", "_make", "_replace", "_Decompress"}
-"""Documented names that begin with an underscore: of `os`, of named tuples and of zlib's types."""
+PLAIN = {"_exit", "_make", "_replace", "_Decompress", "_set_running_loop"}
+"""Documented names that begin with an underscore: of `os`, of named tuples, of zlib's types, and of
+`asyncio.events`, for those who write event loops."""
 
 OF_VERL = {"_autocast_dtype", "_add_batch_to_generate", "_clear_groups", "_ROLLOUT_REGISTRY"}
 """Private names of VeRL, which has an environment of its own: tests/verl/test_internals.py looks for them."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import distribution
 from typing import Any
 
 from errata_protocol.errors import InvalidRequest, ServiceError
+from errata_protocol.install_hint import DISTRIBUTION, install_hint
 from errata_server.fleet_engines import FleetEngine, ShardStatus, Wanted
 
 try:
@@ -14,7 +16,8 @@ try:
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as missing:
-    raise InvalidRequest("Ray is not installed: pip install 'openenv-errata[fleet]'") from missing
+    came_from = distribution(DISTRIBUTION).read_text("direct_url.json")
+    raise InvalidRequest(f"Ray is not installed: {install_hint('fleet', came_from)}") from missing
 
 from . import cluster
 from .keeper import Plan, ShardKeeper, keeper_name

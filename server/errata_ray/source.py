@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from importlib.metadata import distribution
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from errata_client.fleet import Endpoint
 from errata_protocol.errors import InvalidRequest
 from errata_protocol.exception_text import text_of
+from errata_protocol.install_hint import DISTRIBUTION, install_hint
 
 if TYPE_CHECKING:
     from .members import Record
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 try:
     import ray
 except ImportError as missing:
-    raise InvalidRequest("Ray is not installed: pip install 'openenv-errata[fleet]'") from missing
+    came_from = distribution(DISTRIBUTION).read_text("direct_url.json")
+    raise InvalidRequest(f"Ray is not installed: {install_hint('fleet', came_from)}") from missing
 
 from . import cluster
 
