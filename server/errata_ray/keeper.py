@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import ray
 
-from errata_server.fleet.leases import Wait
-from errata_server.fleet.supervisor import Backoff
+from errata_os.restarts import Backoff
 from errata_server.runtime.lease import LeaseWriter, now_ns
+from errata_server.runtime.leases import Wait
 
 from . import directories
 from .members import Claim, Record, Report

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import ray
 
-from errata_server.fleet.leases import Grant, Leases, Wait
+from errata_server.runtime.leases import Grant, Leases, Wait
 
 from .members import Claim, Members, Record, Report, version_of
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from errata_protocol.errors import ErrataError
-from errata_server.fleet.leases import Grant, Leases, Wait
 from errata_server.journal import LogJournal
 from errata_server.journal.leased import take_over
+from errata_server.runtime.leases import Grant, Leases, Wait
 from errata_server.simulation import LoopWriter, SimulatedDisk, SimulatedLoop, run
 
 from .journal_rows import delivery, episode, session

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.websockets import WebSocket
 
+from errata_os.restarts import LONGEST_PAUSE_S, STEADY_S, Backoff
 from errata_protocol.capabilities import ServerLimits
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 from errata_protocol.json_text import MAX_VALUES
@@ -24,7 +25,7 @@ from errata_server.fleet import relay as relays
 from errata_server.fleet.board import Board
 from errata_server.fleet.limits import count_of, shared_settings
 from errata_server.fleet.relay import SPLIT_BYTES, Relay, resume_of, split
-from errata_server.fleet.supervisor import LONGEST_PAUSE_S, STEADY_S, Backoff, WorkerEnded, _Supervisor
+from errata_server.fleet.supervisor import WorkerEnded, _Supervisor
 from errata_server.fleet.worker import Worker
 from errata_server.sandbox import registry
 from errata_server.settings import Settings

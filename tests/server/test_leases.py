@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from errata_protocol.errors import JournalUnavailable
-from errata_server.fleet.leases import Grant, Leases, Wait
 from errata_server.runtime import lease as lease_module
 from errata_server.runtime.lease import Lease, LeaseWriter, now_ns
+from errata_server.runtime.leases import Grant, Leases, Wait
 
 LEASE_S, DRIFT = 10.0, 0.1
 

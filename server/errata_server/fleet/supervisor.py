@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from errata_os.restarts import Backoff
 from errata_protocol.errors import InvalidRequest, JournalUnavailable
 
 from ..runtime.shard_dirs import FOLDER, names_of, shards, sockets_in
@@ -42,12 +43,6 @@ LOGINS = "logins"
 CLOSED = ".drained"
 """Suffix that the Unix socket of a drained worker has in place of its own: nobody asks it."""
 
-STEADY_S = 10.0
-"""How long a worker has to run for its next restart to be immediate, seconds."""
-
-LONGEST_PAUSE_S = 10.0
-"""Longest pause before a restart, seconds."""
-
 STOP_S = SHUTDOWN_S + 15.0
 """How long workers may take to stop, seconds; then they are killed."""
 
@@ -55,24 +50,6 @@ LOOK_S = 0.5
 """Longest time until the supervisor looks at its workers without a signal, seconds."""
 
 _PR_SET_PDEATHSIG = 1
-
-
-class Backoff:
-    """The pauses before a worker is started again: none after `STEADY_S`, else longer each time."""
-
-    def __init__(self) -> None:
-        self._pause_s = 0.0
-
-    def pause_s(self, ran_s: float) -> float:
-        """Return the pause before the next start, seconds.
-
-        Args:
-            ran_s: How long the worker has run, seconds.
-        """
-        if ran_s >= STEADY_S:
-            self._pause_s = 0.0
-        pause, self._pause_s = self._pause_s, min(LONGEST_PAUSE_S, max(0.1, 2 * self._pause_s))
-        return pause
 
 
 @dataclass(slots=True)
