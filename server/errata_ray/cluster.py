@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from typing import Any
 
@@ -16,6 +17,9 @@ from .registry import NAMESPACE
 
 ASK_S = 15.0
 """Longest wait for an answer of a fleet's registry, seconds. It may be starting again."""
+
+OPEN_S = 10.0
+"""Longest wait for a connection to the cluster's address, seconds. Ray itself tries for minutes."""
 
 AGAIN_S = 0.5
 """Pause before an actor is asked again, seconds."""
@@ -38,13 +42,19 @@ def connect(address: str) -> None:
     if ray.is_initialized():
         return
     chosen = os.environ.get(ADDRESS, "auto") if address == "auto" else address
+    start = f"start one with `ray start --head`, or name one with --address HOST:PORT or {ADDRESS}"
+    host, _, port = chosen.rpartition(":")
+    if host and port.isascii() and port.isdigit() and "/" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), OPEN_S).close()
+        except (OSError, OverflowError) as error:
+            raise InvalidRequest(f"no Ray cluster answers at {chosen} ({text_of(error)}): {start}") from error
     try:
         ray.init(address=chosen, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         where = "no Ray cluster runs on this machine" if chosen == "auto" else f"no Ray cluster answers at {chosen}"
         raise InvalidRequest(
-            f"{where}: start one with `ray start --head`, or name one with --address HOST:PORT or {ADDRESS}; Ray "
-            f"says the same of a cluster that wants another token: {_TOKEN}"
+            f"{where}: {start}; Ray says the same of a cluster that wants another token: {_TOKEN}"
         ) from error
     except Exception as error:  # Ray raises RuntimeError, AuthenticationError and others for a token
         if "auth" in str(error).lower():

@@ -16,8 +16,9 @@ import httpx
 import pytest
 import ray
 
-from errata_client import ErrataClient, Fleet
+from errata_client import EnvPool, ErrataClient, Fleet
 from errata_protocol.errors import InvalidRequest
+from errata_protocol.shards import shard_of
 from errata_ray import cluster as clusters
 from errata_ray.engine import RayEngine
 from errata_server.fleet_engines import ShardStatus, Wanted
@@ -110,6 +111,15 @@ async def test_members_serve_and_know_each_other_and_clients_find_them_by_the_na
     for one in members:
         assert one.url is not None
         until(lambda url=one.url: listed(url) == wanted, "every member lists all members at their addresses")
+
+
+async def test_a_pool_has_sessions_at_all_members(fleet: Fleeted) -> None:
+    members = until(lambda: len(found := fleet.up()) == 2 and found, "both serve")
+    async with EnvPool(f"ray://{NAME}", 24, headers=HEADERS) as pool:
+        await pool.reset_batch()
+        stepped = await pool.step_batch([{"n": n} for n in range(24)])
+        assert [one.observation["total"] for one in stepped] == list(range(24))
+        assert {shard_of(client.eid or "") for client in pool.clients} == {one.shard for one in members}
 
 
 def test_a_process_that_is_killed_is_started_again_with_its_shard(fleet: Fleeted) -> None:
