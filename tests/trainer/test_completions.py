@@ -95,6 +95,7 @@ def test_a_server_without_states_has_no_viewer_and_an_address_has_no_secrets() -
     assert viewer_of(Offering("mux", "state_at"), url) == "http://host:8000/shelf/viewer/"
     assert viewer_of(Offering("mux"), url) == "", "production mode"
     assert viewer_of(Offering(vanilla=True), url) == ""
+    assert viewer_of(Offering("mux", "state_at"), "ray://errata") == "", "a fleet whose members each have one"
 
 
 def test_training_prints_it_and_files_and_trackers_get_the_column(

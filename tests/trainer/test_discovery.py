@@ -112,6 +112,21 @@ def test_tools_of_an_mcp_environment_are_those_that_it_lists(tmp_path: Path) -> 
             environment_factory(f"{server.url}/nowhere", "toolbox")
 
 
+def test_tools_are_read_at_a_member_that_serves_where_the_address_lists_members(tmp_path: Path) -> None:
+    listed = tmp_path / "fleet.json"
+    with answering(listing({"name": "look", "inputSchema": of_fields(q={})})) as url:
+        members = [
+            {"shard": "k3v9x0q7m2ab", "url": "http://127.0.0.1:9", "state": "down"},
+            {"shard": "k3v9x0q7m2ac", "url": url, "state": "up"},
+        ]
+        listed.write_text(json.dumps({"members": members}), encoding="utf-8")
+        made = environment_factory(f"file://{listed}", "own")
+        assert get_json_schema(made.look)["function"]["name"] == "look"
+    listed.write_text(json.dumps({"members": members[:1]}), encoding="utf-8")
+    with pytest.raises(ConnectionError, match=r"no member of the fleet at file://.* serves now"):
+        environment_factory(f"file://{listed}", "own")
+
+
 def test_a_url_that_is_none_is_told() -> None:
     with pytest.raises(InvalidRequest, match="is no URL"):
         discovered("http://[", "own")

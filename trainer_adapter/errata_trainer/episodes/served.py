@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from errata_client import ErrataClient
+from errata_client.connections.dialing import is_list
 from errata_client.doors.http_door import without_secrets
+from errata_client.fleet.members import Members
 from errata_protocol.errors import InvalidRequest
 
 from .discovery import discovered
@@ -62,7 +66,7 @@ def served_environment(
     """Return what a trainer needs of an environment: from its package if that is installed here, else from its server.
 
     Args:
-        url: URL of the environment.
+        url: URL of the environment, or the address of a fleet's members, as ``ray://NAME``: one of them is asked.
         env: Name of the environment on its server, or a description of it, which is returned.
         headers: Headers of each request, e.g. ``{"Authorization": "Bearer TOKEN"}``.
 
@@ -73,7 +77,30 @@ def served_environment(
     """
     if not isinstance(env, str):
         return env
-    return published(env) if is_published(env) else discovered(url, env, headers=headers)
+    return published(env) if is_published(env) else discovered(_server_url(url, headers or {}), env, headers=headers)
+
+
+def _server_url(address: str, headers: Mapping[str, str]) -> str:
+    """Return the URL of an environment at an address: the address, or where that lists members, the URL at one of them.
+
+    Raises:
+        ConnectionError: The members cannot be read, or none of them serves.
+    """
+    if not is_list(address):
+        return address
+
+    async def serving() -> list[str]:
+        members = Members(address, headers)
+        try:
+            return [one.url for one in await members.read() if one.state in ("up", "draining")]
+        finally:
+            await members.aclose()
+
+    with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop of its own
+        urls = thread.submit(asyncio.run, serving()).result()
+    if not urls:
+        raise ConnectionError(f"no member of the fleet at {address} serves now")
+    return urls[0]
 
 
 def chosen_tools(environment: PlayedEnvironment, tools: Sequence[str] | None) -> tuple[str, ...]:
@@ -105,17 +132,18 @@ def check_served(session: Any, environment: PlayedEnvironment) -> None:
 
 
 def viewer_of(session: Any, url: str) -> str:
-    """Return the address of the viewer of an environment's server, to print; "" where the server has none.
+    """Return the address of the viewer of an environment's server, to print; "" where there is none for all sessions.
 
     A server has a viewer if it offers ``state_at``, which neither production mode nor stock OpenEnv does. Errata
-    servers from before the viewer offer it, too: the address of such a server leads nowhere.
+    servers from before the viewer offer it, too: the address of such a server leads nowhere. Of a fleet whose members
+    have addresses of their own each member has its viewer, so an address that lists members has none.
 
     Args:
         session: A connected session, which knows the server's capabilities already.
         url: URL of the environment; user, password and query are left out.
     """
     capabilities = session.capabilities()
-    if capabilities is None or not capabilities.offers("state_at"):
+    if is_list(url) or capabilities is None or not capabilities.offers("state_at"):
         return ""
     address = without_secrets(url).rstrip("/")
     return f"{'http' + address[2:] if address.startswith('ws') else address}/viewer/"
