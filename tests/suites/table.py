@@ -27,7 +27,7 @@ class Suite:
         tests: Paths in which pytest collects the suite's tests; empty for a suite that is a command.
         command: Program and arguments of a suite that is no pytest run. ``{jobs}`` stands for the number of processes.
         select: Name of the suite whose tests are selected, if that is another one.
-        ignore: Glob patterns of files that are not collected.
+        ignore: Glob patterns of files and folders that are not collected, below the root of the repository.
         python: Interpreter that runs the tests.
         options: More arguments of pytest.
         environments: Names for ``scripts/environments.py``, which installs them before the suite.
