@@ -761,6 +761,7 @@ async def test_a_session_taken_over_while_its_client_had_no_socket_is_left_to_th
         second = ErrataClient.resume(peer.url, ticket, connection=two)
         await second.connect()
         assert (await second.step({"text": "a"})).observation["count"] == 1
+        assert one.stats.connects == 1
         one.dial = first_dial
         with pytest.raises(NotAttached, match="reattach"):
             await first.step({"text": "b"})

@@ -115,6 +115,7 @@ class ConnectionDriver:
         self._own_members: Members | None = None
         self._reading_members: asyncio.Task[object] | None = None
         self._place: Dial | None = None  # how the last socket was opened, or the next one is to be
+        self._placed_by = dial
         self._suspects: dict[str, str] = {}  # shards of sessions that may be lost, by sid
         self._suspecting: asyncio.Task[None] | None = None
         self._knows_server = False  # `capabilities` are those of the socket that is open now
@@ -146,7 +147,9 @@ class ConnectionDriver:
         return self.dial.shard is not None or (found is not None and found.offers(EXTENSION))
 
     def _next_place(self) -> Dial:
-        """Return how the next socket is opened: as the last one, unless another member is to get it."""
+        """Return how the next socket is opened: as the last one, unless the member or `dial` is another."""
+        if self._placed_by is not self.dial:
+            self._place, self._placed_by = None, self.dial
         place, shard = self._place or self.dial, self.member
         if place.shard != shard:
             known = self.members.known(shard) if self.members is not None else None
