@@ -130,6 +130,8 @@ class Members:
             found: Names of the directories that it sees.
             alive: Ids of the nodes that are alive.
         """
+        if node not in alive:  # it was cut off and is back; another keeper has the slot, or will
+            return Claim(wait=f"Ray has called node {node} dead")
         slot = self._slots[number]
         if slot.shard is not None and slot.shard not in found and slot.shard not in self._lost:
             if not self.is_shared and slot.node != node and slot.node in alive:

@@ -57,6 +57,7 @@ def test_a_shared_shard_waits_for_its_next_keeper_and_comes_back_elsewhere() -> 
     assert states(members) == {"s0": "up", "s1": "down"}
     assert members.claim(1, "life-2", "n0", ["s0", "s1"], {"n0"}) == Claim("s1")
     assert serving(members, 1, "life-1", "n1", "s1") == "end", "the keeper of before has it no more"
+    assert "n1" in members.claim(1, "life-1", "n1", ["s0", "s1"], {"n0"}).wait, "nor is it given to that one again"
     assert serving(members, 1, "life-2", "n0", "s1") == "serve"
     assert states(members) == {"s0": "up", "s1": "up"}
     assert {one.shard: one.url for one in members.records(0.0)}["s1"] == "http://n0:1"
