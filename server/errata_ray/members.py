@@ -151,6 +151,8 @@ class Members:
             return "end"
         if slot.life is None and slot.shard not in (None, report.shard):
             return "end"
+        if report.shard is not None and any(one is not slot and one.shard == report.shard for one in self._slots):
+            return "end"  # the other one has claimed the directory that this one had made and not yet reported
         slot.life, slot.node, slot.is_up, slot.heard = report.life, report.node, report.is_up, now
         slot.shard, slot.url, slot.last = report.shard or slot.shard, report.url or slot.url, report
         if slot.drain is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from errata_ray.members import HEARD_S, Claim, Members, Record, Report, version_of
 
 
@@ -108,3 +110,15 @@ def test_a_version_changes_with_the_members_only() -> None:
     one, other = fleet(), fleet()
     assert version_of(one.records(0.0)) == version_of(other.records(5.0))
     assert version_of(one.records(0.0)) != version_of(one.records(HEARD_S + 1))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_two_keepers_that_begin_at_once_do_not_keep_one_directory(is_shared: bool) -> None:
+    members = Members(2, is_shared)
+    assert members.claim(0, "life-0", "n0", [], {"n0"}) == Claim()
+    assert members.claim(1, "life-1", "n0", ["s0"], {"n0"}) == Claim("s0"), "the first has made it, and not reported it"
+    assert serving(members, 0, "life-0", "n0", "s0") == "end"
+    assert serving(members, 1, "life-1", "n0", "s0") == "serve"
+    assert members.claim(0, "life-0", "n0", ["s0"], {"n0"}) == Claim(), "a fresh one"
+    assert serving(members, 0, "life-0", "n0", "s1") == "serve"
+    assert states(members) == {"s1": "up", "s0": "up"}
