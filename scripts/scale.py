@@ -53,7 +53,7 @@ class Constant:
     Args:
         name: What it is.
         value: The number.
-        unit: Its unit.
+        unit: Unit of the constant.
         command: The command that gives it.
         file: Report in bench/results that has it.
         load: Load average of the machine when the measurement began, empty where the report has none.
@@ -72,7 +72,7 @@ class Kind:
     """What a session of a kind costs.
 
     Args:
-        name: Its name.
+        name: Name of the kind of session.
         server_us: CPU of a worker's process for a step.
         below_us: CPU of the processes below it for a step.
         memory_kib: Memory of a worker for a held session.

@@ -28,7 +28,6 @@ ALLOWED = {
     ("sandbox/test_uids.py", "until"): "a wait that gives up after its `timeout_s`, a minute by default",
     ("server/test_long_messages.py", "test_a_socket_waits_after_long_messages_only"): "virtual",
     ("server/test_long_messages.py", "test_senders_that_wait_share_the_rate"): "virtual",
-    ("server/worker_processes.py", "worker_of"): "a wait that gives up after two minutes",
     ("server/test_session_times.py", "test_a_step_past_the_deadline_is_rolled_back_after_exactly_that_time"): "virtual",
 }
 """Functions that may, by file and name, and why."""

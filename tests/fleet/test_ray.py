@@ -73,7 +73,7 @@ class Fleeted:
     """The fleet of these tests.
 
     Args:
-        cluster: Its cluster.
+        cluster: Ray cluster that the fleet runs on.
         where: Options that name it.
     """
 

@@ -145,7 +145,7 @@ class Node:
     """A node of a Ray cluster in a namespace.
 
     Args:
-        space: Its network namespace.
+        space: Network namespace of the node.
         directory: Directory of Ray's files of this node, with a short path.
         options: Options of ``ray start``.
     """

@@ -267,9 +267,9 @@ class HttpDoor:
                 return await ask(base)
             except (Misdirected, ConnectionError) as error:
                 if isinstance(error, Misdirected):
-                    named, told = error.details.get("shard"), error.details.get("retry_after")
+                    named, after_s = error.details.get("shard"), error.details.get("retry_after")
                     shard = named if isinstance(named, str) else shard
-                    wait_s = told if isinstance(told, int | float) and told >= SHORTEST_WAIT_S else wait_s
+                    wait_s = after_s if isinstance(after_s, int | float) and after_s >= SHORTEST_WAIT_S else wait_s
                     await self.find(shard, base)
                 elif not await self.find(shard, base):
                     raise

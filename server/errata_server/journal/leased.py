@@ -26,9 +26,9 @@ NOT_OURS = "the lease of the data directory has run out; commits wait until its 
 class LeasedLog(SegmentLog):
     """`SegmentLog` of a server that has a lease.
 
-    `append` returns only what was synced while the lease was valid: whoever takes the directory over reads it after the
-    lease has ended, and so finds it. A frame that was synced too late is one that failed: nothing of it was shown or
-    answered, and the next call cuts it off.
+    `append` returns only if its frame was synced while the lease was valid. The next owner reads the directory after
+    the lease has ended, so it finds each such frame. A frame that was synced later counts as a failed write: nothing of
+    it was shown or answered, and the next call cuts it off.
 
     Args:
         disk: Where; see `Segments`.

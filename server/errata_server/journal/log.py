@@ -30,7 +30,7 @@ class LogJournal(Tables):
         salt: Draws `errata_server.journal.codec.SALT_BYTES` random bytes.
         segment_bytes: A segment that reached this size is followed by another.
         repeats_requests: As in `errata_server.journal.tables.Tables`.
-        is_ours: As in `IndexedJournal`.
+        is_ours: Function that says whether the lease of the directory is valid; None without a lease.
 
     Raises:
         JournalUnavailable: The disk cannot be read or written, or a record that was durable is damaged.

@@ -122,7 +122,7 @@ def _make(top: Path, epoch: int, store: str | None) -> None:
 
     Raises:
         JournalUnavailable: See `enter`.
-        OSError: Likewise.
+        OSError: The directory cannot be read or changed.
     """
     _check_later(top, epoch)
     found = epochs_in(top)

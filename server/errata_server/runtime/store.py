@@ -316,8 +316,8 @@ class Store:
     def check_ours(self) -> None:
         """Refuse to say where a session or an episode stands while the lease of the data directory is not valid.
 
-        Another server may have it, and sessions may have gone on there: a client that is told of an earlier delivery
-        than it has would take its session for lost.
+        Another server may have the directory then, and its sessions may have gone on there. A client that has a later
+        delivery than the one it is answered with would take its session for lost.
 
         Raises:
             JournalUnavailable: It is not valid.

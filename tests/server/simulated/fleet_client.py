@@ -60,7 +60,7 @@ class FleetClient:
 
     Args:
         fleet: The fleet that it is a client of.
-        name: Its name, for traces.
+        name: Name of the client in traces.
         principal: Who it is to the servers.
 
     Attributes:

@@ -33,7 +33,7 @@ class Member(World):
 
     Args:
         fleet: The fleet it belongs to.
-        number: Its number in the fleet.
+        number: Number of the member in the fleet.
         families: What of `FAMILIES` happens.
         kind: Name in `KINDS` of the environment.
         server: Class of its servers.

@@ -28,7 +28,7 @@ class FleetWorld:
     """All that one seed decides of a fleet.
 
     Args:
-        seed: The same seed gives the same trace.
+        seed: Seed of the schedule; the same one gives the same trace.
         server: Replaces the class of the servers: for controls.
         member: Replaces the class of the members: likewise.
         muted: Numbers of actions that are left out.

@@ -36,7 +36,7 @@ class World:
     """All that one seed decides.
 
     Args:
-        seed: The same seed gives the same trace. That of a member of a fleet is a text.
+        seed: Seed of the schedule, a text for a member of a fleet; the same one gives the same trace.
         honours_sync: False makes syncs do nothing: the control.
         server: Replaces the server's class: likewise.
         muted: Numbers of actions that are left out.
