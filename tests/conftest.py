@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +27,22 @@ def loop_watch(pytestconfig: pytest.Config) -> Iterator[LoopWatch]:
     yield watch
     if found := watch.take():
         pytest.fail("on an event loop, where all sessions wait for it: " + "; ".join(found), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """Take back what `errata serve`, called in this process, makes of the root logger.
+
+    Its handler would write into the standard error of a call that is over, and the failure of that into the standard
+    error that a later test looks at.
+    """
+    root = logging.getLogger()
+    level, before = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler and handler not in before:  # pytest's own are of other types
+            root.removeHandler(handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
