@@ -7,7 +7,8 @@ import itertools
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+import sysconfig
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -61,12 +62,31 @@ async def until(said: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _is_installed(name: str, before: Set[str]) -> bool:
+    """Return whether a module is of a package that was imported before, of an installed one, or ours."""
+    package = name.partition(".")[0]
+    if package in before or package.startswith("errata_"):
+        return True
+    spec = getattr(sys.modules.get(package), "__spec__", None)
+    if spec is None:
+        return False
+    places = [spec.origin, *(spec.submodule_search_locations or ())]
+    return any(str(place).startswith((*_INSTALLED, "built-in", "frozen")) for place in places)
+
+
 @pytest.fixture
 def forgotten() -> Iterator[None]:
-    """Modules, path entries and finders that a test adds are gone after it."""
+    """Modules of directories, path entries and finders that a test adds are gone after it.
+
+    Modules of installed packages stay. A second copy of one has other classes: httpx, for instance, would not know the
+    exceptions of a new httpcore.
+    """
     modules, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
     yield
-    for name in set(sys.modules) - modules:
+    for name in [name for name in sys.modules if name not in modules and not _is_installed(name, modules)]:
         del sys.modules[name]
     sys.path[:], sys.meta_path[:] = path, finders
     directory_modules._directories.clear()
