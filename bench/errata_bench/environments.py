@@ -10,10 +10,7 @@ from typing import Any
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
-from .factories import Tally
-
-COUNTER_VARIABLE = "ERRATA_BENCH_COUNTER"
-"""Environment variable with the path of the file in which instances are counted (`factories.Tally`)."""
+from .factories import COUNTER_VARIABLE, Tally
 
 WORK_S = 0.020
 BLOCKED_S = 0.2

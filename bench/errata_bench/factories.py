@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+COUNTER_VARIABLE = "ERRATA_BENCH_COUNTER"
+"""Environment variable with the path of the file in which instances are counted."""
+
 
 class Tally:
     """Counts instances.

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from errata_protocol.late_imports import OPENENV_WEB_INTERFACE, import_without
+
 from .figures import Round
 from .load import Load
 from .scenario import AGAINST, ERRATA, STOCK, Plan
@@ -131,6 +133,7 @@ async def stage(plan: Plan) -> AsyncIterator[Stage]:
 
 def target(kind: str) -> str:
     """Return the target of ``errata serve`` for one of our environments."""
+    import_without(*OPENENV_WEB_INTERFACE)  # gradio, which takes seconds: this process serves nothing
     from .environments import KINDS
 
     return f"errata_bench.environments:{KINDS[kind].__name__}"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import jsonschema
@@ -187,23 +187,37 @@ def test_what_was_read_is_cached_and_what_was_dropped_is_not(tmp_path: Path) -> 
     assert page_cache.cached_share([file]) == 1
 
 
-def started(*words: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-m", "errata_bench", "--quick", *words],
+def on_path() -> str:
+    """Return the import path of processes of the benchmark."""
+    return os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
+
+
+def test_the_benchmarks_own_process_does_not_import_gradio() -> None:
+    code = (
+        "import sys; from errata_bench import cli, stage; cli.main(['--list']); stage.target('async')\n"
+        "sys.exit('gradio' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": on_path()}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=HANGS_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_is_stopped_leaves_no_server_behind_and_prints_its_report(tmp_path: Path) -> None:
+    running = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "errata_bench", "--quick", "--only", "steps-async", "--no-stock"),
+            *("--sessions", "2", "--data-dir", str(tmp_path)),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": on_path()},
     )
-
-
-@pytest.mark.timeout(120)
-def test_a_run_that_is_stopped_leaves_no_server_behind_and_prints_its_report(tmp_path: Path) -> None:
-    running = started("--only", "burst", "--sessions", "2", "--data-dir", str(tmp_path))
     assert running.stderr is not None
     for line in running.stderr:
-        if "burst: 2 sessions" in line:
+        if "steps-async: 2 sessions" in line:
             break
     while not (below := terminal.descendants(running.pid)):
         time.sleep(0.02)  # a process that is about to start says nothing
@@ -215,17 +229,25 @@ def test_a_run_that_is_stopped_leaves_no_server_behind_and_prints_its_report(tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.timeout(120)
-def test_a_small_run_measures_another_interpreter_and_leaves_stock_out(tmp_path: Path) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Run the benchmark in this process, small; the servers and load generators are processes of their own."""
+    monkeypatch.setenv("PYTHONPATH", on_path())
+    handler = signal.getsignal(signal.SIGTERM)
+    yield lambda *words: cli.main(["--quick", *words])
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_a_small_run_measures_another_interpreter_and_leaves_stock_out(
+    quick: Callable[..., int], tmp_path: Path
+) -> None:
     elsewhere = shutil.copytree(ROOT / "server" / "errata_server", tmp_path / "other" / "errata_server").parent
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={elsewhere}:"$PYTHONPATH" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     out = tmp_path / "report.json"
     words = ["--only", "steps-async", "--sessions", "4", "--seconds", "0.1", "--no-stock", "--against", str(python)]
-    running = started(*words, "--json", str(out), "--data-dir", str(tmp_path / "data"))
-    out_text, err = running.communicate(timeout=HANGS_S)
-    assert running.returncode == 0, out_text + err
+    assert quick(*words, "--json", str(out), "--data-dir", str(tmp_path / "data")) == 0
     report = Report.model_validate_json(out.read_text())
     assert report.against is not None
     assert report.against.location == str(elsewhere / "errata_server")
@@ -239,13 +261,13 @@ def test_a_small_run_measures_another_interpreter_and_leaves_stock_out(tmp_path:
         assert ours.against.median == pytest.approx(ours.values.median / other.values.median, rel=1e-4)
 
 
-@pytest.mark.timeout(120)
-def test_a_small_run_against_both_servers_gives_a_report_of_the_schema(tmp_path: Path) -> None:
+def test_a_small_run_against_both_servers_gives_a_report_of_the_schema(
+    quick: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "report.json"
     words = ["--only", "plain-async", "--sessions", "4", "--seconds", "0.1", "--json", str(out)]
-    running = started(*words, "--data-dir", str(tmp_path / "data"))
-    out_text, err = running.communicate(timeout=HANGS_S)
-    assert running.returncode == 0, out_text + err
+    assert quick(*words, "--data-dir", str(tmp_path / "data")) == 0
+    out_text = capsys.readouterr().out
     assert "SMOKE RUN" in out_text
     assert re.search(r"\$ errata bench --only plain-async --quick --sessions 4 ", out_text)
     told = json.loads(out.read_text())

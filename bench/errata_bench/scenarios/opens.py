@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from ..budgets import Budget
-from ..environments import COUNTER_VARIABLE
+from ..factories import COUNTER_VARIABLE
 from ..figures import Round
 from ..load import Load
 from ..scenario import MUX_1, MUX_64, PLAIN, STOCK, Found, Metric, Plan, Scenario, alternate, arm_of
