@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -58,13 +59,14 @@ class Page:
     """One tab with a profile of its own.
 
     Attributes:
+        context: Id of the profile.
         troubles: Console errors, exceptions, requests that failed or were answered by an error, in order.
         hosts: Every host that was asked for something.
     """
 
     def __init__(self, browser: Chromium, context: str, session: str) -> None:
         self._browser = browser
-        self._context = context
+        self.context = context
         self._session = session
         self._asked: dict[str, str] = {}
         self._open: set[str] = set()
@@ -91,9 +93,10 @@ class Page:
 
     async def allow_clipboard(self) -> None:
         """Let the page write and read the clipboard, as one that its user looks at."""
-        allowed = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"], "browserContextId": self._context}
+        allowed = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"], "browserContextId": self.context}
         await self._browser.call("Browser.grantPermissions", allowed)
         await self.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        await self.evaluate("navigator.clipboard.writeText('')")  # another tab of the process may have filled it
 
     async def evaluate(self, expression: str) -> Any:
         answer = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
@@ -211,8 +214,8 @@ class Page:
         self._changed.set()
 
 
-class Chromium:
-    """A browser process, ended with its context."""
+class Process:
+    """A browser process with a profile of its own."""
 
     def __init__(self) -> None:
         assert PROGRAM is not None
@@ -225,13 +228,71 @@ class Chromium:
             text=True,
             errors="replace",
         )
+        self._listens_at: str | None = None
+        self._drain: threading.Thread | None = None
+
+    def address(self) -> str:
+        """Return the address of its DevTools, once it listens there."""
+        assert self._process.stderr is not None
+        said: list[str] = []
+        while self._listens_at is None:
+            line = self._process.stderr.readline()
+            assert line, f"{PROGRAM} ended: {''.join(said)}"
+            said.append(line)
+            if found := _LISTENING.search(line):
+                self._listens_at = found[1]
+                self._drain = threading.Thread(target=self._process.stderr.read, daemon=True)  # so that no pipe is full
+                self._drain.start()
+        return self._listens_at
+
+    def runs(self) -> bool:
+        """Return whether it has not ended."""
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """End it, and remove its profile."""
+        assert self._process.stderr is not None
+        self._process.kill()
+        self._process.wait()
+        if self._drain is not None:
+            self._drain.join()
+        self._process.stderr.close()
+        self._profile.cleanup()
+
+
+_shared: list[Process] = []
+
+
+def shared_process() -> Process:
+    """Return the browser process that the tests share: its start takes seconds of processor time."""
+    if not (_shared and _shared[-1].runs()):
+        _shared.append(Process())
+    return _shared[-1]
+
+
+def end_shared_processes() -> None:
+    """End the browser process that tests have shared, if there is one."""
+    while _shared:
+        _shared.pop().end()
+
+
+class Chromium:
+    """A browser: a connection to a browser process, and the tabs that were opened by it, which end with its context.
+
+    Args:
+        process: The browser process; None for one that starts and ends with the context.
+    """
+
+    def __init__(self, process: Process | None = None) -> None:
+        self._owns_process = process is None
+        self._process = process or Process()
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._pages: dict[str, Page] = {}
 
     async def __aenter__(self) -> Self:
         try:
-            self._socket = await connect(await asyncio.to_thread(self._address), max_size=None)
+            self._socket = await connect(await asyncio.to_thread(self._process.address), max_size=None)
         except BaseException:
             self._end()
             raise
@@ -241,25 +302,17 @@ class Chromium:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._socket.close()
-        await self._reading
-        self._end()
-
-    def _address(self) -> str:
-        assert self._process.stderr is not None
-        said = []
-        for line in self._process.stderr:
-            if found := _LISTENING.search(line):
-                return found[1]
-            said.append(line)
-        raise AssertionError(f"{PROGRAM} ended: {''.join(said)}")
+        try:
+            for page in self._pages.values():
+                await self.call("Target.disposeBrowserContext", {"browserContextId": page.context})
+        finally:
+            await self._socket.close()
+            await self._reading
+            self._end()
 
     def _end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-        self._profile.cleanup()
+        if self._owns_process:
+            self._process.end()
 
     async def page(self) -> Page:
         """Open a tab that shares nothing with another."""

@@ -20,7 +20,7 @@ import pytest
 from errata_server.process import ServerProcess
 
 from . import chromium
-from .chromium import Chromium, Page
+from .chromium import Chromium, Page, shared_process
 
 pytestmark = [
     pytest.mark.browser,
@@ -40,7 +40,7 @@ def button(text: str) -> str:
 
 @pytest.fixture
 async def browser() -> AsyncIterator[Chromium]:
-    async with Chromium() as started:
+    async with Chromium(shared_process()) as started:
         yield started
 
 

@@ -53,7 +53,8 @@ def run(name: str, text: str, folder: Path) -> bytes:
 
 
 async def copied(page: Page, name: str) -> str:
-    """Press a copy button, and return what the clipboard has then."""
+    """Press a copy button, and return what the clipboard has then and did not have before."""
+    await page.evaluate("navigator.clipboard.writeText('')")
     await page.click(button(name))
     await page.until(button("copied"))
     text: str = await page.evaluate("navigator.clipboard.readText()")

@@ -8,7 +8,7 @@ import pytest
 
 from errata_client import ErrataClient
 
-from ..browser.chromium import Chromium, Page
+from ..browser.chromium import Chromium, Page, shared_process
 from ..server.local_server import LocalServer
 from .shell import COLOURS, HOSTILE
 from .visits import IN_CHROMIUM
@@ -63,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def page(server: str) -> AsyncIterator[Page]:
-    async with Chromium() as browser:
+    async with Chromium(shared_process()) as browser:
         page = await browser.page()
         await page.open(f"{server}/viewer/")
         await page.until("document.querySelectorAll('tbody tr').length === 1")

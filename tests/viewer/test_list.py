@@ -9,7 +9,7 @@ import pytest
 
 from errata_client import ErrataClient
 
-from ..browser.chromium import Chromium, Page
+from ..browser.chromium import Chromium, Page, shared_process
 from ..server.local_server import LocalServer
 from .test_episode import SHELL
 from .visits import IN_CHROMIUM
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def page(server: str) -> AsyncIterator[Page]:
-    async with Chromium() as browser:
+    async with Chromium(shared_process()) as browser:
         page = await browser.page()
         await page.open(f"{server}/viewer/")
         await page.until(f"{ROWS} === 100")

@@ -16,7 +16,7 @@ from errata_server.runtime.changes import Changes
 from errata_server.serve.journal_server import journal_app
 from errata_server.settings import Settings
 
-from ..browser.chromium import Chromium, Page
+from ..browser.chromium import Chromium, Page, shared_process
 from ..server.local_server import LocalServer, serving
 from .test_episode import SHELL
 from .visits import IN_CHROMIUM
@@ -47,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[LocalServer]:
 
 @pytest.fixture
 async def page() -> AsyncIterator[Page]:
-    async with Chromium() as browser:
+    async with Chromium(shared_process()) as browser:
         page = await browser.page()
         yield page
         assert page.troubles == [] and page.hosts == {"127.0.0.1"}
@@ -172,7 +172,7 @@ async def test_a_deleted_episode_says_so(server: LocalServer, page: Page) -> Non
 
 
 async def test_an_episode_grows_on_after_a_restart_with_each_turn_once(tmp_path: Path) -> None:
-    async with Chromium() as browser:
+    async with Chromium(shared_process()) as browser:
         page = await browser.page()
         with LocalServer(SHELL, tmp_path) as first:
             url = first.url

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ..browser import chromium
-from ..browser.chromium import Chromium, Page
+from ..browser.chromium import Chromium, Page, shared_process
 
 IN_CHROMIUM = [
     pytest.mark.viewer,
@@ -28,7 +28,7 @@ async def visit(address: str, *, troubles: Collection[str] = ()) -> AsyncIterato
         address: The address.
         troubles: Parts of the troubles that the browser is to note, each of which has to occur.
     """
-    async with Chromium() as browser:
+    async with Chromium(shared_process()) as browser:
         page = await browser.page()
         await page.open(address)
         yield page
