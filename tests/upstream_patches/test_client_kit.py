@@ -20,7 +20,7 @@ from .client_kit.watch import Watch
 from .kit_client import DEFECTS
 from .trees import ROOT, apply, unpacked
 
-pytestmark = [pytest.mark.upstream_patches, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.upstream_patches
 
 HERE = Path(__file__).parent
 SMALL = [sys.executable, str(HERE / "kit_client.py")]
@@ -84,7 +84,6 @@ class Unwatched(Watch):
         """Break nothing."""
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("text", "knows"), [("a-no-lost-replies", "a"), ("c-repeat-safe-requests", "c")])
 async def test_the_kits_server_says_what_the_examples_say(text: str, knows: str) -> None:
     """Which are recorded from the patched server."""

@@ -26,7 +26,7 @@ from ..openenv_source import SOURCE, needs_openenv_source
 from ..server.local_server import LocalServer
 from .trees import ROOT, apply, run, unpacked
 
-pytestmark = [pytest.mark.upstream_patches, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.upstream_patches
 
 PATCHES = ROOT / "rfcs" / "upstream"
 STEPS = 60
