@@ -10,10 +10,16 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
-import pytest
+from pluggy import HookimplMarker
 
+if TYPE_CHECKING:  # who runs suites needs the list, and starts sooner without pytest
+    import pytest
+
+hookimpl = HookimplMarker("pytest")
 SLOWEST = {
+    "tests/test_suites.py": "runs the suites of a small project many times, each in processes of its own",
     "tests/envs/test_bundled_tasks.py": "every bundled task is played several times in real sandboxes",
     "tests/trainer/test_trl_channels.py": "most of its tests train with TRL for some steps",
     "tests/envs/swe/test_prepare_real.py": "prepares and validates instances in real sandboxes, with pip inside",
@@ -25,7 +31,7 @@ SLOWEST = {
     "tests/trainer/test_fsdp.py": "three processes import torch; seven runs on two ranks, and nine alone",
     "tests/conformance/test_kit.py": "the whole kit against real servers",
     "tests/sandbox/test_hostile.py": "hostile commands in real sandboxes, each until its limit ends it",
-    "tests/server/test_mux_simulation.py": "500 schedules of the whole server, most with an index, and seven controls",
+    "tests/server/test_mux_simulation.py": "150 schedules of the whole server, most with an index, and seven controls",
     "tests/trainer/test_trl_teachers.py": "most of its tests train with TRL for a step, with teachers",
     "tests/trainer/test_projects.py": "trains a tiny policy, and plays generated tasks in the real terminal",
 }
@@ -62,13 +68,13 @@ class Times:
         self.wall: Counter[str] = Counter()
         self._last = 0.0
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
         """Begin to count."""
         self._last = cpu_s()
         return (yield)
 
-    @pytest.hookimpl(wrapper=True)
+    @hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Add to a report what set-up, test or teardown took."""
         report = yield

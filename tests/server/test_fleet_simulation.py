@@ -21,9 +21,12 @@ from .simulated.fleet_member import Member
 from .simulated.fleet_world import FleetWorld
 from .simulated.server import Server
 
-SEEDS = int(os.environ.get("ERRATA_FLEET_SEEDS", "120"))
+SEEDS = int(os.environ.get("ERRATA_FLEET_SEEDS", "30"))
 BLOCKS = max(1, SEEDS // 30)
-"""`make simulate-fleet SEEDS=0..9999` runs more; `python -m tests.server.simulated.fleet --trace SEED` shows one."""
+"""`make test-schedules` runs those from 30 to 119, and `make simulate-fleet SEEDS=0..9999` any others.
+
+`python -m tests.server.simulated.fleet --trace SEED` shows one.
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from .simulated.__main__ import failure, shortest
 from .simulated.server import Server
 from .simulated.world import World, drawn
 
-SEEDS = int(os.environ.get("ERRATA_SEEDS", "500"))
+SEEDS = int(os.environ.get("ERRATA_SEEDS", "150"))
 BLOCKS = max(1, SEEDS // 50)
-"""`make test-schedules` runs those from 500 to 1,999 and `make simulate SEEDS=0..99999` any others.
+"""`make test-schedules` runs those from 150 to 1,999 and `make simulate SEEDS=0..99999` any others.
 
 `python -m tests.server.simulated --trace SEED` shows one that failed.
 """
