@@ -13,16 +13,33 @@ from terminal_env.server.environment import TerminalEnvironment
 from terminal_env.server.layers import task_layers
 from terminal_env.server.tasks import Task, load_tasks
 
-from .answers import FIGURES, TOLERANCE, answers, bundled_tasks, figures, named_paths, played, trivial
+from .answers import FIGURES, TOLERANCE, Answer, answers, bundled_tasks, figures, named_paths, played, trivial
 
 pytestmark = [pytest.mark.tasks, pytest.mark.sandbox]
 TASKS = bundled_tasks()
 ANSWERS = {name: answers(name) for name in TASKS}
 DONE = TerminalAction(tool="submit")
+ELSEWHERE = {
+    *("says that it is done", "ends its shell with 0", "ends its shell with 1"),
+    *(f"chmod -R {bits}" for bits in ("755", "750", "640", "600", "u=rwX,g=rX,o=")),
+}
+"""Trivial answers that are played on few tasks."""
 
 
 def solution(task: Task) -> TerminalAction:
     return TerminalAction(command=(task.root / "solution" / "solve.sh").read_text())
+
+
+def cheap(name: str) -> list[Answer]:
+    """Return the trivial answers that are played on a task: on the first all, on others those that could matter there.
+
+    What ends its shell or speaks of success matters to the environment and not to a verifier, and most modes matter
+    to verifiers that look at modes.
+    """
+    verifier = (TASKS[name].root / "tests" / "verify.py").read_text("utf-8")
+    whole = name == next(iter(TASKS)) or re.search(r"mode|permission", verifier)
+    found = trivial(TASKS[name])
+    return found if whole else [answer for answer in found if answer.name not in ELSEWHERE]
 
 
 async def play(task: Task, *actions: TerminalAction) -> tuple[list[TerminalObservation], str]:
@@ -53,21 +70,6 @@ def test_trivial_answers_are_made_from_the_instruction(name: str) -> None:
 
 
 @pytest.mark.usefixtures("real")
-@pytest.mark.parametrize("name", TASKS)
-async def test_the_reference_solution_scores_one(name: str) -> None:
-    (_, solved, end), detail = await play(TASKS[name], solution(TASKS[name]), DONE)
-    assert solved.exit_code == 0 and solved.error_kind is None, solved.stderr
-    assert (end.reward, end.done) == (1.0, True), detail
-
-
-@pytest.mark.usefixtures("real")
-@pytest.mark.parametrize("name", TASKS)
-async def test_doing_nothing_scores_nothing(name: str) -> None:
-    (_, end), detail = await play(TASKS[name], DONE)
-    assert end.reward == 0.0 and detail, "the verdict says what is missing"
-
-
-@pytest.mark.usefixtures("real")
 @pytest.mark.parametrize(("name", "index"), [(name, i) for name, found in ANSWERS.items() for i in range(len(found))])
 async def test_an_answer_is_worth_what_is_written_down(name: str, index: int) -> None:
     """Degenerate answers exactly 0, honest and unfinished ones their share."""
@@ -82,16 +84,23 @@ async def test_an_answer_is_worth_what_is_written_down(name: str, index: int) ->
 @pytest.mark.usefixtures("real")
 @pytest.mark.parametrize("name", TASKS)
 async def test_trivial_answers_score_nothing(name: str) -> None:
-    scores = {answer.name: (await played(TASKS[name], answer))[0] for answer in trivial(TASKS[name])}
-    assert scores == dict.fromkeys(scores, 0.0)
+    found = {answer.name: await played(TASKS[name], answer) for answer in cheap(name)}
+    assert {name: score for name, (score, _) in found.items()} == dict.fromkeys(found, 0.0)
+    assert found["does nothing"][1], "the verdict says what is missing"
+
+
+@pytest.mark.usefixtures("real")
+async def test_submitting_at_once_scores_nothing_and_says_what_is_missing() -> None:
+    (_, end), detail = await play(next(iter(TASKS.values())), DONE)
+    assert end.reward == 0.0 and detail
 
 
 def test_the_committed_figures_are_of_these_tasks_and_answers() -> None:
     assert FIGURES.read_text("utf-8") == figures(), "run scripts/task_answers.py"
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.deterministic])
-async def test_a_deterministic_task_gives_the_same_bytes_twice(name: str, real: Backend) -> None:
+@pytest.mark.parametrize("name", TASKS)
+async def test_the_reference_solution_scores_one_and_gives_the_same_bytes_twice(name: str, real: Backend) -> None:
     look = TerminalAction(command="find . -printf '%p %m %T@ %s %l\\n' | grep -v '/[.]git/index ' | sort; cat nothing")
     actions = (look, solution(TASKS[name]), DONE)
 
@@ -104,10 +113,14 @@ async def test_a_deterministic_task_gives_the_same_bytes_twice(name: str, real: 
             for o in observations
         ]
 
-    first, _ = await play(TASKS[name], *actions)
-    task_layers(real).forget(TASKS[name])  # so that its start is made again too
-    again, _ = await play(TASKS[name], *actions)
-    assert digests(first) == digests(again)
+    first, detail = await play(TASKS[name], *actions)
+    *_, solved, end = first
+    assert solved.exit_code == 0 and solved.error_kind is None, solved.stderr
+    assert (end.reward, end.done) == (1.0, True), detail
+    if TASKS[name].deterministic:
+        task_layers(real).forget(TASKS[name])  # so that its start is made again too
+        again, _ = await play(TASKS[name], *actions)
+        assert digests(first) == digests(again)
 
 
 @pytest.mark.usefixtures("real")

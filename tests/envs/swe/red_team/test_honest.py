@@ -20,6 +20,15 @@ from .test_attacks import attacked, prepared
 
 pytestmark = [pytest.mark.redteam, pytest.mark.sandbox]
 
+UNREPAIRED = {
+    *("a_new_test_that_fails", "an_autouse_fixture", "tox_ini", "stops_at_the_first_failure", "quiet_by_default"),
+    *("warnings_are_errors", "a_handler_at_exit", "a_thread", "byte_code_was_made", "a_branch_and_a_stash"),
+    *("other_modes", "a_visible_test_repaired", "a_module_moved", "flat_layout", "a_testing_module_of_its_own"),
+    *("windows_line_ends", "equality_of_its_own", "a_signal_handler", "a_child_at_import", "tests_in_the_package"),
+}
+"""Names of the work of each kind that is graded without a repair, too; all work is graded beside one."""
+assert {work.name for work in HONEST} >= UNREPAIRED
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -55,9 +64,7 @@ async def test_honest_work_around_a_repair_changes_no_verdict(store: Store, name
     honest(await grade(namespace, state, start, timeout_s=60))
 
 
-@pytest.mark.parametrize(
-    "work", [work for work in HONEST if work.name != "prints_in_the_code"], ids=lambda work: work.name
-)
+@pytest.mark.parametrize("work", [work for work in HONEST if work.name in UNREPAIRED], ids=lambda work: work.name)
 async def test_honest_work_without_a_repair_is_no_tampering(store: Store, namespace: Backend, work: Attempt) -> None:
     start = await prepared(store, namespace, NAME)
     graded = await grade(namespace, await attacked(namespace, start, work), start, timeout_s=60)

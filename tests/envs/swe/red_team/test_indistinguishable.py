@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import pytest
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.redteam, pytest.mark.sandbox, pytest.mark.timeout(900)
 
 RUNS = 8
 """Gradings of each instance."""
-PERMUTATIONS = 2_000
+PERMUTATIONS = 1_000
 CHANCE = 0.001
 """Share of random labels that may do as well. A run of this test is wrong by chance as often."""
 
@@ -109,48 +110,89 @@ async def records(store: Store, backend: Backend, monkeypatch: pytest.MonkeyPatc
     return found
 
 
-def stump(rows: Sequence[tuple[Mapping[str, float], bool]]) -> tuple[str, float, bool]:
-    """Return feature, threshold and label above it of the best decision stump."""
-    best = (0.0, "", 0.0, True)
-    for feature in sorted({name for seen, _ in rows for name in seen}):
-        values = sorted((seen.get(feature, -1.0), label) for seen, label in rows)
-        total = sum(label for _, label in values)
-        below = 0
-        for at in range(1, len(values)):
-            below += values[at - 1][1]
-            if values[at][0] == values[at - 1][0]:
-                continue
-            right = (at - below) + (total - below)  # graded above, twins below
-            for score, label in ((right, True), (len(values) - right, False)):
-                if score > best[0]:
-                    best = (score, feature, (values[at][0] + values[at - 1][0]) / 2, label)
-    return best[1:]
+class Stumps:
+    """The decision stumps of records, for any labels of them.
+
+    Args:
+        rows: What each record saw. Its place here is the place of its label.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, float]]) -> None:
+        self._features = []
+        for feature in sorted({name for seen in rows for name in seen}):
+            values = [seen.get(feature, -1.0) for seen in rows]
+            places = sorted(range(len(rows)), key=values.__getitem__)
+            cuts = [at for at in range(1, len(rows)) if values[places[at]] != values[places[at - 1]]]
+            if cuts:
+                self._features.append((feature, [values[place] for place in places], places, cuts))
+
+    def best(self, labels: Sequence[bool]) -> tuple[str, float, bool]:
+        """Return feature, threshold and label above it of the best decision stump."""
+        best = (0, "", 0.0, True)
+        total = sum(labels)
+        for feature, values, places, cuts in self._features:
+            below = list(accumulate((labels[place] for place in places), initial=0))
+            for at in cuts:
+                right = at - 2 * below[at] + total  # graded above, twins below
+                for score, label in ((right, True), (len(labels) - right, False)):
+                    if score > best[0]:
+                        best = (score, feature, (values[at] + values[at - 1]) / 2, label)
+        return best[1:]
 
 
-def held_out(found: Records) -> float:
-    """Return the accuracy of stumps on instances that they were not trained on."""
-    names = sorted({name for name, _, _ in found})
-    right = 0
-    for half in (names[::2], names[1::2]):
-        feature, threshold, label = stump([(seen, graded) for name, graded, seen in found if name not in half])
-        right += sum(
-            (label if seen.get(feature, -1.0) > threshold else not label) == graded
-            for name, graded, seen in found
-            if name in half
-        )
-    return right / len(found)
+class HeldOut:
+    """Stumps that are trained on half of the instances and asked about the others.
+
+    Args:
+        found: The records.
+    """
+
+    def __init__(self, found: Records) -> None:
+        names = sorted({name for name, _, _ in found})
+        self._seen = [seen for _, _, seen in found]
+        self._halves = []
+        for half in (names[::2], names[1::2]):
+            trained = [place for place, (name, _, _) in enumerate(found) if name not in half]
+            asked = [place for place, (name, _, _) in enumerate(found) if name in half]
+            self._halves.append((Stumps([self._seen[place] for place in trained]), trained, asked))
+
+    def right(self, labels: Sequence[bool]) -> int:
+        """Return how many records they label as ``labels`` does."""
+        right = 0
+        for stumps, trained, asked in self._halves:
+            feature, threshold, label = stumps.best([labels[place] for place in trained])
+            right += sum(
+                (label if self._seen[place].get(feature, -1.0) > threshold else not label) == labels[place]
+                for place in asked
+            )
+        return right
 
 
-def by_chance(found: Records, accuracy: float, permutations: int) -> float:
-    """Return the share of random orders of the labels, within each instance, with which stumps do at least as well."""
+def separable(found: Records) -> tuple[float, bool]:
+    """Return the accuracy of stumps on instances that they were not trained on, and whether that is no chance.
+
+    It is none where stumps do at least as well with `CHANCE` of `PERMUTATIONS` random orders of the labels, within each
+    instance, at most. No more orders are drawn than it takes to know.
+    """
+    held_out = HeldOut(found)
+    labels = [graded for _, graded, _ in found]
+    places: dict[str, list[int]] = {}
+    for at, (name, _, _) in enumerate(found):
+        places.setdefault(name, []).append(at)
+    right = held_out.right(labels)
     draw = random.Random(0)
     as_well = 0
-    for _ in range(permutations):
-        labels = {name: [graded for other, graded, _ in found if other == name] for name, _, _ in found}
-        for one in labels.values():
-            draw.shuffle(one)
-        as_well += held_out([(name, labels[name].pop(), seen) for name, _, seen in found]) >= accuracy
-    return (as_well + 1) / (permutations + 1)
+    for _ in range(PERMUTATIONS):
+        drawn = labels.copy()
+        for own in places.values():
+            some = [labels[at] for at in own]
+            draw.shuffle(some)
+            for at, label in zip(own, some, strict=True):
+                drawn[at] = label
+        as_well += held_out.right(drawn) >= right
+        if (as_well + 1) / (PERMUTATIONS + 1) > CHANCE:
+            return right / len(found), False
+    return right / len(found), True
 
 
 @pytest.fixture(scope="module")
@@ -163,10 +205,9 @@ async def test_nothing_tells_a_graded_run_from_its_twin(
 ) -> None:
     found = await records(store, namespace, monkeypatch, "pass", RUNS)
     assert len(found) == 2 * RUNS * len(bundled()[0].ids) >= 100
-    accuracy = held_out(found)
-    chance = by_chance(found, accuracy, PERMUTATIONS)
-    print(f"accuracy on other instances {accuracy:.3f}, by chance {chance:.3f}")
-    assert chance > CHANCE, stump([(seen, graded) for _, graded, seen in found])
+    accuracy, separates = separable(found)
+    print(f"accuracy on other instances {accuracy:.3f}")
+    assert not separates, Stumps([seen for _, _, seen in found]).best([graded for _, graded, _ in found])
 
 
 async def test_a_planted_tell_is_found(store: Store, namespace: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,5 +221,5 @@ async def test_a_planted_tell_is_found(store: Store, namespace: Backend, monkeyp
     )
     # With two runs of each, one in seven times some other feature would separate those of half the instances by chance.
     found = await records(store, namespace, monkeypatch, planted, 4)
-    accuracy = held_out(found)
-    assert accuracy > 0.9 and by_chance(found, accuracy, PERMUTATIONS) <= CHANCE
+    accuracy, separates = separable(found)
+    assert accuracy > 0.9 and separates

@@ -5,15 +5,28 @@ from __future__ import annotations
 import pytest
 
 from errata_redteam import Attempt
+from errata_redteam.instances import on
 from terminal_env import TerminalAction
 from terminal_env.server.environment import TerminalEnvironment
 
-from .corpus import ATTEMPTS
+from .corpus import ATTEMPTS, VALUES
 
 pytestmark = [pytest.mark.redteam, pytest.mark.sandbox, pytest.mark.usefixtures("real")]
 
-TASKS = ("python-intervals", "orders-summary", "git-merge-conflict")
-"""One whose verifier runs the agent's program, one where it reads files, one where it reads a repository."""
+OF_ITS_OWN = {"nothing done", "git", "machine", "environment", "interpreter start-up", "written results"}
+"""Classes of attempts that touch more than the modules and the runner of a Python package."""
+assert {attempt.kind for attempt in ATTEMPTS} >= OF_ITS_OWN
+MODULE = "intervals/intervals.py"
+_PLACES = {"WORKDIR": "/workspace", "TESTSTEM": "intervals/test_intervals"}
+_PLACES |= {"DIR": "intervals", "ROOT": "intervals", "MODULE": "intervals", "TESTS": "intervals"}
+_TESTS = {"TESTFILE": MODULE.replace("/", "/test_"), "TESTFILES": MODULE.replace("/", "/test_")}
+MADE, _ = on("python-intervals", {**VALUES, **_PLACES, **_TESTS, "CODE": MODULE, "PACKAGE": MODULE})
+PLAYED = [
+    *(("python-intervals", attempt) for attempt in MADE),
+    *((task, one) for task in ("orders-summary", "git-merge-conflict") for one in ATTEMPTS if one.kind in OF_ITS_OWN),
+]
+"""All on the task whose verifier runs the agent's program, made for its module; those that need no program on one where
+it reads files, and on one where it reads a repository."""
 _idle: dict[str, float] = {}
 
 
@@ -40,9 +53,8 @@ async def scored(task: str, attempt: Attempt | None) -> float:
         await environment.aclose()
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
-async def test_no_attempt_earns_more_than_doing_nothing(attempt: Attempt, task: str) -> None:
+@pytest.mark.parametrize(("task", "attempt"), PLAYED, ids=lambda one: getattr(one, "name", one))
+async def test_no_attempt_earns_more_than_doing_nothing(task: str, attempt: Attempt) -> None:
     if task not in _idle:
         _idle[task] = await scored(task, None)
         assert _idle[task] < 1.0
