@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
 def anchors(path: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.*)$", path.read_text(), re.M)
@@ -72,9 +74,15 @@ def commands(path: Path) -> Iterator[list[str]]:
         yield words[:stop]
 
 
+@functools.cache
+def root_command() -> Any:
+    """The whole command line interface, which takes a tenth of a second to make."""
+    return typer.main.get_command(cli)
+
+
 def unknown(words: list[str]) -> str | None:
     """Return what a command line names that the command line interface does not have."""
-    command: Any = typer.main.get_command(cli)
+    command = root_command()
     rest = list(words)
     while hasattr(command, "commands"):  # a group; newer versions of Typer have a Click of their own
         if not rest or rest[0].startswith("-"):
