@@ -789,20 +789,34 @@ ADVERSARIAL += [
 ]
 
 
-def of_ten_megabytes(piece: str) -> Callable[[], Detection]:
-    text = piece * (10_000_000 // len(piece))
+def of(piece: str, size_bytes: int) -> Callable[[], Detection]:
+    text = piece * (size_bytes // len(piece))
     return lambda: detect("pytest -q; python3 x.py; gcc a.c 2>&1", 1, text, text, cwd="/workspace")
 
 
-AN_ORDINARY_LOG = Costs(of_ten_megabytes("2024-01-01 12:00:00 INFO module.name: something was done in 12 ms\n"))
+def of_some_lines(piece: str) -> Callable[[], Detection]:
+    """Return what reads 1,200 lines, half of what is read at most, or a line of two megabytes."""
+    lines = piece.count("\n")
+    return of(piece, min(1_200 // lines * len(piece), 2_000_000) if lines else 2_000_000)
+
+
+ORDINARY = "2024-01-01 12:00:00 INFO module.name: something was done in 12 ms\n"
+AN_ORDINARY_LOG = Costs(of_some_lines(ORDINARY))
 
 
 @pytest.mark.parametrize("piece", ADVERSARIAL)
-def test_ten_megabytes_made_to_be_slow_take_bounded_work(piece: str) -> None:
-    work = of_ten_megabytes(piece)
-    # 0.9 million calls for an ordinary log, and at most 1.8 for these
-    counted_s = processor_s(lambda: calls_of(work, at_most=3_000_000))
+def test_lines_made_to_be_slow_take_bounded_work(piece: str) -> None:
+    work = of_some_lines(piece)
+    # 0.45 million calls for an ordinary log, and at most 0.9 for these
+    counted_s = processor_s(lambda: calls_of(work, at_most=1_500_000))
     assert not AN_ORDINARY_LOG.exceed(work, times=4, first_s=counted_s)  # each is less than one
+
+
+@pytest.mark.parametrize("piece", [ORDINARY, "a", "\n", "a.c:1:1: error: x\n"])
+def test_ten_megabytes_take_bounded_work(piece: str) -> None:
+    # 0.9 million calls for an ordinary log: 2,400 lines are read, twice as many as above
+    counted_s = processor_s(lambda: calls_of(of(piece, 10_000_000), at_most=3_000_000))
+    assert not AN_ORDINARY_LOG.exceed(of(piece, 10_000_000), times=8, first_s=counted_s)
 
 
 MANY_CALLS = {

@@ -103,15 +103,15 @@ def logprob(model: Any, context: Any, action: Any) -> torch.Tensor:
 Taught = tuple[Any, Any, Any, int]
 
 
-@pytest.fixture(scope="module", params=[0, 1])
-def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Taught:
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Taught:
     """A model that reasons first, then takes either call; its tokenizer, the pair and the length of its prompt."""
     tokenizer = speaker("qwen3_training.jinja")
     own = "<think>\n" + "maybe the red one " * 10 + "\n</think>\n\n"
     (pair,), _, header = pair_of(tokenizer, own + RED + END, tmp_path_factory.mktemp("taught"))
-    model = tiny_model(tokenizer, seed=request.param).train()
+    model = tiny_model(tokenizer).train()
     prompt, reasoning = pair.context_ids[:header], pair.context_ids[header:]
-    steps = 400
+    steps = 200
     teaching = torch.optim.Adam(model.parameters(), lr=2e-3)
     decay = torch.optim.lr_scheduler.LinearLR(teaching, 1.0, 0.01, steps)
     for _ in range(steps):
