@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -192,3 +193,17 @@ def test_a_bound_of_what_another_function_measured_is_found() -> None:
 )
 def test_a_least_time_and_a_patient_wait_are_no_such_bounds(body: str) -> None:
     assert list(bounded("def test_it():\n    " + body.replace("\n", "\n    "))) == []
+
+
+def test_no_test_counts_as_hanging_sooner_than_others() -> None:
+    """What all have, ten minutes, is for tests that hang; a shorter limit is one of the machine's speed."""
+    all_have = tomllib.loads((TESTS.parent / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]
+    limit = re.compile(r"mark\.timeout\((?:max\()?([0-9.]+)(?=[),]| \+)")
+    sooner = [
+        f"{path.relative_to(TESTS)}: {seconds} s"
+        for path in TESTS.rglob("*.py")
+        if path.name != "test_suites.py"  # it runs a test that hangs
+        for seconds in limit.findall(path.read_text("utf-8"))
+        if float(seconds) < all_have["timeout"]
+    ]
+    assert not sooner, "leave the mark out, or give more"

@@ -278,7 +278,6 @@ with ServerProcess("echo:Echo", Path(sys.argv[1])) as server:
 
 
 @pytest.mark.wheel
-@pytest.mark.timeout(600)
 def test_the_wheels_serve_an_echo_environment_and_list_benchmarks_in_an_empty_environment(
     builds: dict[Distribution, Built], tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ SEVERAL = "--workers 4 --max-sessions 64"
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(not CASES.is_dir(), reason="../shared/cases with inputs from the field is not here")
 def test_cases_that_need_a_server_pass_with_several_workers(tmp_path: Path) -> None:
     """Their runner gets a program ``errata`` whose servers have several workers, and so more than one instance."""

@@ -42,8 +42,6 @@ from tests.server.worker_processes import children_of, worker_of
 
 from .storm import Unaware
 
-pytestmark = pytest.mark.timeout(600)
-
 TARGET = "tests.server.environments:CountEnvironment"
 WORKERS = 3
 GIVE_UP_S = 120.0

@@ -20,7 +20,7 @@ from errata_server.runtime.shard_dirs import name_of
 
 from .test_fleet import TARGET, until
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.chaos
 
 SESSIONS = 48
 """One of three members has none of these by chance once in 94 million runs."""

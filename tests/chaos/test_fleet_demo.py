@@ -10,7 +10,6 @@ from errata_environment import fleet_demo
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(300)
 def test_no_step_is_lost_or_doubled_when_a_worker_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
     assert fleet_demo.main(["--workers", "3", "--sessions", "60", "--steps", "5", "--json"]) == 0
     counted = json.loads(capsys.readouterr().out)

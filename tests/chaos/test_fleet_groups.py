@@ -15,7 +15,7 @@ from errata_server.process import ServerProcess
 
 from .test_fleet import TARGET, Fleet, until
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.chaos
 
 WORKERS, SIZE = 4, 3
 GROUPS = 48

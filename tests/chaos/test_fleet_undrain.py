@@ -17,7 +17,7 @@ from errata_server.runtime.shard_dirs import shards
 
 from .test_fleet import GIVE_UP_S, TARGET, WORKERS, Fleet, errata, played, shard_names, until
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.chaos
 
 
 async def test_a_drained_worker_serves_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

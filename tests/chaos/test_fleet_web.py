@@ -20,7 +20,7 @@ from tests.server.worker_processes import worker_of
 
 from .test_fleet import GIVE_UP_S, TARGET, Fleet, errata, until
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.chaos
 
 WORKERS = 3
 OPTIONS = ("--web", "--no-fsync")

@@ -17,7 +17,7 @@ from errata_client import Connection, ErrataClient
 from errata_protocol.errors import ServiceError
 from errata_server.process import ServerProcess
 
-pytestmark = [pytest.mark.chaos, pytest.mark.sandbox, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.sandbox]
 
 LIMIT, FLOOD, FLOODS = 1100, 1300, 5
 SESSIONS = 6

@@ -16,7 +16,7 @@ import pytest
 from errata_server.process import ServerProcess
 from tests.hangs import HANGS_S
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.chaos
 
 LATE = "tests.chaos.late_environments:TaggedCounter"
 ROOT = Path(__file__).parents[2]

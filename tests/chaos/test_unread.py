@@ -15,7 +15,7 @@ from errata_client import Connection, ErrataClient
 from errata_protocol.capabilities import PROTOCOL_NAME
 from errata_server.process import ServerProcess
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.chaos
 
 SESSIONS, STEPS, SIZE = 512, 16, 1 << 18
 """Two GiB of observations, where nothing bounds it."""

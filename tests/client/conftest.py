@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import errata_client.openenv_import  # noqa: F401 - first: without it all of gradio is imported to collect these tests
+
+# isort: split
 import pytest
 from echo_environment import stock_app
 from fake_errata import FakeErrata

@@ -161,7 +161,8 @@ def test_the_blocking_form_has_the_same_methods() -> None:
         for _ in pool.as_completed(acts(5)):
             break
         assert len(peer._sockets) == 1 and len(pool) == 5 and pool.stats.steps >= 11
-        assert pool.clients[0].fork(1).t == 0
+        with pool.clients[0].fork(1) as fork:
+            assert fork.t == 0
         assert pool.session_stats.requests >= 20
 
 

@@ -25,7 +25,7 @@ from errata_server.process import ServerProcess
 from swe_bench_lite_env.server.offered import bundled
 from tests.hangs import HANGS_S
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.sandbox
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "mini_swe_agent.py"

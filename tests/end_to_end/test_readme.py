@@ -23,7 +23,6 @@ def program(*, using: str) -> str:
 
 
 @pytest.mark.sandbox
-@pytest.mark.timeout(300)
 def test_the_client_prints_what_it_says(tmp_path: Path) -> None:
     with ServerProcess("terminal", tmp_path) as server:
         text = program(using="TerminalEnv").replace("http://127.0.0.1:8000", server.url)

@@ -19,7 +19,7 @@ from errata_protocol.replay import observation_of
 from errata_server.process import ServerProcess
 from terminal_env import SPEC, TerminalAction, TerminalEnv, TerminalObservation
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.sandbox
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ from errata_server.cli import commands
 
 from .proxies import KINDS, Boxes, Proxy, free_port
 
-pytestmark = pytest.mark.timeout(600)
 GIVE_UP_S = 120.0
 
 

@@ -57,7 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.interop)
-            item.add_marker(pytest.mark.timeout(300))
 
 
 def foreign_python(generation: str) -> str:

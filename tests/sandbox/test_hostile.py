@@ -409,7 +409,6 @@ async def test_a_port_is_free_again_for_the_next_borrower(data_dir: Path) -> Non
     await backend.close()
 
 
-@pytest.mark.timeout(600)  # one after the other they would take 900 s
 async def test_three_hundred_commands_run_at_once(namespace_backend: NamespaceBackend) -> None:
     gc.collect()  # event loops and files that earlier tests of this process let go of hold descriptors until then
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -16,6 +16,7 @@ from errata_server.sandbox.base_trees.tree import find_base
 from errata_server.sandbox.files.walk import remove_tree
 from errata_server.sandbox.launcher import PROGRAMS
 from errata_server.sandbox.namespace.backend import NamespaceBackend
+from tests.hangs import HANGS_S
 
 from .as_user import REPOSITORY, UID, as_user
 
@@ -76,10 +77,9 @@ def base_dir(user_home: Path) -> Path:
     return place
 
 
-@pytest.mark.timeout(300)
 def test_the_suites_of_root_mode_pass(user_home: Path, base_dir: Path) -> None:
     arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-rs", "-k", f"not ({SLOW})", *SUITES]
-    result = as_user(arguments, user_home, base_dir=base_dir, timeout_s=280.0, ERRATA_ONE_BACKEND="1")
+    result = as_user(arguments, user_home, base_dir=base_dir, timeout_s=HANGS_S, ERRATA_ONE_BACKEND="1")
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
     # What does not apply says so: memory needs a cgroup, and that is all.
     skipped = [line for line in result.stdout.splitlines() if line.startswith("SKIPPED")]

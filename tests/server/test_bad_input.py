@@ -224,13 +224,13 @@ async def _mutated(app: FastAPI, door: str, seed: int) -> None:
         assert [turn.t for turn in turns] == list(range(t + 1))
 
 
-@pytest.mark.timeout(120 + MUTATIONS // 100)
+@pytest.mark.timeout(600 + MUTATIONS // 100)
 @pytest.mark.parametrize("door", DOORS)
 async def test_mutations_of_valid_frames_leave_the_session_and_its_t_right(door: str) -> None:
     await _mutated(make_app(), door, seed=20261121 + len(door))
 
 
-@pytest.mark.timeout(120 + MUTATIONS // 100)
+@pytest.mark.timeout(600 + MUTATIONS // 100)
 async def test_mutations_of_json_rpc_on_a_socket_leave_its_session_right() -> None:
     app = tool_app()
     chance = random.Random(20261122)
@@ -439,7 +439,7 @@ async def test_a_body_without_end_is_refused_before_it_is_held(path: str) -> Non
         assert (answer.status_code, answer.json()["code"]) == (413, "FRAME_TOO_LARGE")
 
 
-@pytest.mark.timeout(120 + MUTATIONS // 100)
+@pytest.mark.timeout(600 + MUTATIONS // 100)
 async def test_mutations_of_json_rpc_over_http_are_answered_and_no_session_is_left_over() -> None:
     chance, app = random.Random(20261123), tool_app()
     transport = httpx.ASGITransport(app, client=("testclient", 1))

@@ -16,8 +16,6 @@ from errata_server.cli import commands
 from errata_server.process import ServerProcess
 from errata_server.runtime.data_lock import announce_url, draining_owner, lock
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def drain(directory: Path, *options: str) -> Result:
     return CliRunner().invoke(commands.cli, ["fleet", "drain", "--server", "--data-dir", str(directory), *options])

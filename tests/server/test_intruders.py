@@ -353,7 +353,6 @@ def use_a_server(url: str) -> list[str]:
     return [sid, eid, fork["session_id"], fork["eid"], "s3cret", "guessed"]
 
 
-@pytest.mark.timeout(180)
 def test_no_id_and_no_token_stands_in_the_log_of_errata_serve_at_its_loudest(tmp_path: Path) -> None:
     target = f"{CountEnvironment.__module__}:CountEnvironment"
     loud = ("--log-level", "debug", "--no-fsync")
@@ -390,7 +389,6 @@ def app_of_uvicorn() -> FastAPI:
     return create_fastapi_app(CountEnvironment, CountAction, CountObservation, max_concurrent_envs=8)
 
 
-@pytest.mark.timeout(180)
 def test_no_id_and_no_token_stands_in_the_log_of_plain_uvicorn(plain_uvicorn: tuple[str, Path]) -> None:
     url, written = plain_uvicorn
     secrets = use_a_server(url)

@@ -122,7 +122,6 @@ def test_a_trainer_of_ones_own_reads_a_head_with_all_that_a_model_has() -> None:
 
 
 @pytest.mark.sandbox
-@pytest.mark.timeout(300)
 def test_the_trl_script_trains_the_tiny_policy_on_the_terminal(tmp_path: Path) -> None:
     with ServerProcess("terminal", tmp_path / "data") as server:
         trainer = main_of("grpo_terminal.py")(
@@ -139,7 +138,6 @@ def test_the_trl_script_trains_the_tiny_policy_on_the_terminal(tmp_path: Path) -
 
 
 @pytest.mark.sandbox
-@pytest.mark.timeout(300)
 def test_the_readmes_trainer_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tiny policy for the model from the Hub, and settings of a CPU."""
     from errata_trainer.demo import warm_up

@@ -35,7 +35,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("run", RUNS)
 def test_twenty_steps_with_sites_and_pairs_anywhere_are_those_of_one_process(trained: Path, run: str) -> None:
     one_process, first, second = (torch.load(trained / run / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
@@ -51,7 +50,6 @@ def test_twenty_steps_with_sites_and_pairs_anywhere_are_those_of_one_process(tra
         torch.testing.assert_close(first["weights"][name], weight, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["1-0", "2-0"])
 @pytest.mark.parametrize("run", LOADED)
 def test_a_student_in_shards_trains_and_resumes_as_a_whole_one_with_copies_that_are_loaded(

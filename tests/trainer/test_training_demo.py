@@ -13,7 +13,6 @@ from errata_trainer import demo
 
 
 @pytest.mark.sandbox
-@pytest.mark.timeout(300)
 def test_the_demo_trains_by_every_channel_and_its_votes_are_in_the_journal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from errata_server.process import ServerProcess
 
 MAIN = Path(__file__).parent / "ddp_main.py"
 RUNS = ("plain", "checkpointing", "random")
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")

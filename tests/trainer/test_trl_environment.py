@@ -125,7 +125,6 @@ def test_the_parallel_loop_makes_the_same_transcripts(server: ServerProcess, tok
     assert logged[0] == logged[1]
 
 
-@pytest.mark.timeout(120)
 def test_tools_of_different_rollouts_run_side_by_side(server: ServerProcess, tokenizer: Any, tmp_path: Path) -> None:
     def together(row: int, turn: int) -> str:
         return call("read", path="together") if turn == 0 else "done"

@@ -54,7 +54,6 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     offered._offered.cache_clear()
 
 
-@pytest.mark.timeout(300)
 def test_a_failing_turn_on_a_real_repository_trains_all_three_channels(url: str, tmp_path: Path) -> None:
     rows = dataset(url, "swe_bench_lite", split="bundled").filter(lambda row: row["instance_id"] == NAME)
     rows = rows.select([0] * 4)

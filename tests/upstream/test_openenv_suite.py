@@ -9,7 +9,7 @@ import pytest
 from ..openenv_source import needs_openenv_source
 from .suite import PRIVATE, suite_outcomes
 
-pytestmark = [pytest.mark.upstream, pytest.mark.timeout(600), needs_openenv_source]
+pytestmark = [pytest.mark.upstream, needs_openenv_source]
 
 
 @pytest.fixture(scope="module")

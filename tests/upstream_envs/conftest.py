@@ -31,7 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.upstream_envs)
-            item.add_marker(pytest.mark.timeout(600))
 
 
 class Installed:

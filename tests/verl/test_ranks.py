@@ -20,7 +20,6 @@ from ranks import alone, together
 MAIN = Path(__file__).with_name("ranks_main.py")
 
 
-@pytest.mark.timeout(600)
 def test_two_ranks_have_the_losses_and_gradients_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = student_path(tmp_path / "model")
     recorded_model = write_model(tmp_path / "recorded")

@@ -18,7 +18,7 @@ from .sessions import NAME, instance
 SLOW = "echo 'import time; time.sleep(1)' >> src/pagelist/links.py"
 """Makes each run of the tests last a second longer: the server can be killed in the middle of one."""
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.sandbox
 
 
 def below(pid: int) -> Iterator[Path]:

@@ -33,7 +33,7 @@ from tests.hangs import HANGS_S
 from .conftest import ROOT, missing
 from .made_logs import REPOS, case
 
-pytestmark = [pytest.mark.oracles, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.oracles
 
 FOREIGN = Path(__file__).parent / "foreign"
 SUITE = FOREIGN / "suite"

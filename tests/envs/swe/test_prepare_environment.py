@@ -29,7 +29,7 @@ from swe_bench_lite_env.server.prepare.validate import validate
 
 from .preparing import SETUP, files, instance, mirror, python_or_skip, recipe, simple_index, wheel, write
 
-pytestmark = [pytest.mark.prepare, pytest.mark.sandbox, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.prepare, pytest.mark.sandbox]
 OWN = f"3.{sys.version_info.minor}"
 EDITABLE = "python setup.py develop"
 """Needs no package: the tests run without a network. `test_prepare_real` has pip's forms."""

@@ -351,7 +351,6 @@ def own_engine(api: Any, base_image: str) -> Iterator[OwnEngine]:
     shutil.rmtree(place, ignore_errors=True)
 
 
-@pytest.mark.timeout(550)
 async def test_sessions_live_through_a_restart_of_the_engine_or_end_with_a_code(
     own_engine: OwnEngine, tmp_path: Path
 ) -> None:

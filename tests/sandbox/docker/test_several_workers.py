@@ -20,7 +20,7 @@ from tests.server.worker_processes import worker_of
 from .conftest import RunningBroker
 from .test_lifetimes import until
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.containers
 
 WORKERS = 2
 SESSIONS = 24  # at two workers by chance

@@ -20,8 +20,6 @@ from errata_trainer.teachers.endpoint import ChatTeacher, Endpoint
 from errata_trainer.tiny import END, tiny_model, tiny_tokenizer
 from terminal_env import SPEC
 
-pytestmark = pytest.mark.timeout(300)  # 20 s of work, on a machine that others use too
-
 SAYS = '<tool_call>{"name": "run", "arguments": {"command": "ls  -l"}}</tool_call>' + END
 PROMPTER = Prompter(SPEC.tools, SPEC.agent_text)
 STATES = [({"role": "user", "content": text},) for text in ("List the files.", "What is here? Say it at once.")]
