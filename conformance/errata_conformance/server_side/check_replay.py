@@ -14,7 +14,7 @@ from ..statements import schema
 from .check_markers import rpc
 from .registry import check
 from .sockets import Message, Wire
-from .stalls import MEASUREMENTS, Stalls
+from .stalls import ensure_prompt
 from .target import Target
 
 EID = re.compile(r"[A-Za-z0-9_.~-]{1,128}")
@@ -194,19 +194,16 @@ async def _(target: Target) -> None:
             ensure(t == 2, f"reading counted: the next step has t={t}, not 2")
         if target.probe.slow is None:
             return
-        for _ in range(MEASUREMENTS):
-            async with Stalls() as stalls:
-                await wire.send({"type": "step", "data": target.probe.slow})
-                await asyncio.sleep(min(0.1, target.probe.slow_s / 4))
-                reply = await read(reader, 1, eid)
-                early = (await wire.next("the slow step")).at - reply.at
-            # A busy machine makes some of the answers late, a server that waits all of them.
-            if stalls.longest_s < target.probe.slow_s / 8 and early > target.probe.slow_s / 4:
-                break
-        ensure(
-            early > target.probe.slow_s / 4,
-            f"reading waited for a step: its answer came {early:.2f} s before the step's",
-        )
+
+        async def measured() -> dict[str, float]:
+            nonlocal eid
+            eid = (await delivered(wire, "reset", {})).get("eid")
+            await wire.send({"type": "step", "data": target.probe.slow})
+            await asyncio.sleep(min(0.1, target.probe.slow_s / 4))
+            reply = await read(reader, 0, eid)
+            return {"reading": (await wire.next("the slow step")).at - reply.at}
+
+        await ensure_prompt(target.probe.slow_s, measured, lambda: read(reader, 0, eid))
 
 
 @check("R-015-10", "replies on one socket stay in the order of the requests")

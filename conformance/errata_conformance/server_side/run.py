@@ -38,6 +38,7 @@ from .probe import KNOWN, TALLY, Probe, guess
 from .registry import CHECKS, Check
 from .rehearsal import rehearsed
 from .sockets import Wire
+from .stalls import ATTEMPTS
 from .target import PROBE_PATH, WIRES, WRONGS, Target
 
 __all__ = ["CHECK_MODULES", "prepared", "run", "selected"]
@@ -222,7 +223,7 @@ async def _once(target: Target, check: Check) -> tuple[Result, list[Wire]]:
 
 async def _outcome(target: Target, check: Check) -> Result:
     started = time.monotonic()
-    check_s = CHECK_S + 60 * (target.reset_s + target.step_s)
+    check_s = CHECK_S + 60 * (target.reset_s + target.step_s) + ATTEMPTS * target.probe.slow_s
 
     def result(outcome: Outcome, detail: object = "", blocked_by: str | None = None) -> Result:
         if outcome is Outcome.FAILED and level(check.statement) == "SHOULD":
