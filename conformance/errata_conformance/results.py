@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     NOT_APPLICABLE = "not applicable"
     """The statement is about servers or environments of another kind, such as those with MCP tools."""
     NOT_TESTED = "not tested"
-    """The check needs something that was not given, such as an action that fails."""
+    """The check needs something that was not given, such as an action that fails, or a less busy machine."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Blocked(Exception):
 
 
 class NotTested(Exception):
-    """The check needs something that was not given; the text says what."""
+    """The check could not be made; the text says what it needs."""
 
 
 class NoPlace(NotTested):
