@@ -255,8 +255,9 @@ class Process:
         self._process.kill()
         self._process.wait()
         if self._drain is not None:
-            self._drain.join()
-        self._process.stderr.close()
+            self._drain.join(10)  # a process of its own may hold the pipe for ever
+        if self._drain is None or not self._drain.is_alive():
+            self._process.stderr.close()
         self._profile.cleanup()
 
 
@@ -303,8 +304,8 @@ class Chromium:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            for page in self._pages.values():
-                await self.call("Target.disposeBrowserContext", {"browserContextId": page.context})
+            contexts = [{"browserContextId": page.context} for page in self._pages.values()]
+            await asyncio.gather(*(self.call("Target.disposeBrowserContext", context) for context in contexts))
         finally:
             await self._socket.close()
             await self._reading
@@ -336,14 +337,19 @@ class Chromium:
             del self._answers[number]
 
     async def _read(self) -> None:
-        async for text in self._socket:
-            frame = json.loads(text)
-            if "id" not in frame:
-                page = self._pages.get(frame.get("sessionId", ""))
-                if page is not None:
-                    page.note(frame["method"], frame["params"])
-            elif (answer := self._answers.get(frame["id"])) is not None and not answer.done():
-                if "error" in frame:
-                    answer.set_exception(AssertionError(frame["error"]))
-                else:
-                    answer.set_result(frame["result"])
+        try:
+            async for text in self._socket:
+                frame = json.loads(text)
+                if "id" not in frame:
+                    page = self._pages.get(frame.get("sessionId", ""))
+                    if page is not None:
+                        page.note(frame["method"], frame["params"])
+                elif (answer := self._answers.get(frame["id"])) is not None and not answer.done():
+                    if "error" in frame:
+                        answer.set_exception(AssertionError(frame["error"]))
+                    else:
+                        answer.set_result(frame["result"])
+        finally:
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(AssertionError(f"the connection to {PROGRAM} has ended"))
