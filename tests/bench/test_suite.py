@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -233,9 +234,10 @@ def test_a_run_that_is_stopped_leaves_no_server_behind_and_prints_its_report(tmp
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     """Run the benchmark in this process, small; the servers and load generators are processes of their own."""
     monkeypatch.setenv("PYTHONPATH", on_path())
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, descriptors = signal.getsignal(signal.SIGTERM), resource.getrlimit(resource.RLIMIT_NOFILE)
     yield lambda *words: cli.main(["--quick", *words])
     signal.signal(signal.SIGTERM, handler)
+    resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
 
 
 def test_a_small_run_measures_another_interpreter_and_leaves_stock_out(
