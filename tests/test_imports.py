@@ -154,10 +154,12 @@ def module_of(file: str) -> str:
 @pytest.fixture(scope="module")
 def broken(all_rooms: Copy) -> dict[str, str]:
     """What import-linter says of each broken contract where all modules have their forbidden imports."""
-    for module, line, *_ in (*FORBIDDEN, CIRCLE):
-        all_rooms.write(module, f"\n{line}\n")
-    result = all_rooms.lint()
-    all_rooms.restore()
+    try:
+        for module, line, *_ in (*FORBIDDEN, CIRCLE):
+            all_rooms.write(module, f"\n{line}\n")
+        result = all_rooms.lint()
+    finally:
+        all_rooms.restore()
     assert result.returncode == 1, result.stdout + result.stderr
     parts = re.split(r"^(.+)\n-{10,}\n", result.stdout.partition("Broken contracts")[2], flags=re.M)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
