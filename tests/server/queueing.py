@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,21 @@ HANG_S = float(os.environ.get("TEST_HANG_S", "3.0"))
 """How long ``hang`` takes, once what stops the clock is over."""
 SLOTS = Slots(2)
 PLACES = threading.Semaphore(2)
+WAITING: list[None] = []
+"""An item for each thread that waits for a place."""
+
+
+def waiting() -> int:
+    """Return how many callers wait for a slot or a place."""
+    return SLOTS.waiting + len(WAITING)
+
+
+@contextlib.asynccontextmanager
+async def held() -> AsyncIterator[None]:
+    """Hold both slots and both places."""
+    with PLACES, PLACES:
+        async with SLOTS.take(contextlib.nullcontext), SLOTS.take(contextlib.nullcontext):
+            yield
 
 
 class ToolAction(Action):
@@ -84,7 +101,9 @@ class BlockingEnvironment(Environment[ToolAction, ToolObservation, State]):
 
     def step(self, action: ToolAction, timeout_s: float | None = None, **_: Any) -> ToolObservation:
         with current_session().clock_stopped():
+            WAITING.append(None)
             PLACES.acquire()
+            WAITING.pop()
             if action.tool == "hang":
                 time.sleep(0.3)
         try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
+import selectors
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ import pytest
 from errata_client import EnvPool, ErrataClient
 from errata_protocol.capabilities import Capabilities
 from errata_protocol.errors import StateOutOfRange, StepTimeout
+from errata_server.concurrency.calls import CallAbandoned
 from errata_server.concurrency.deadlines import Deadlines
+from errata_server.concurrency.places import TaskCall
 from errata_server.concurrency.slots import Slots
 from errata_server.concurrency.step_clock import RECHECK_S, StepClock
 from errata_server.process import ServerProcess
@@ -45,18 +50,20 @@ def target(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["UNANNOUNCED", "UNANNOUNCED_BLOCKING", "UNANNOUNCED_SAVED"])
-async def test_200_queued_submits_all_get_their_verdict(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At a fiftieth of the step deadline each, on two slots, the last one waits for twice the deadline."""
+async def test_queued_submits_all_get_their_verdict(name: str, tmp_path: Path) -> None:
+    """All wait for longer than the step deadline, as the slots are held; none works for a notable part of it."""
     deadline_s = 2 * SLOWDOWN
-    monkeypatch.setattr(queueing, "GRADING_S", deadline_s / 50)
     with serving(name, tmp_path, step_timeout_s=deadline_s) as server:
-        async with EnvPool(server.url, 200, message_timeout_s=60.0) as pool:
+        async with EnvPool(server.url, 20, message_timeout_s=120.0) as pool:
             await pool.reset_batch()
-            results = await pool.step_batch([{"tool": "submit"}] * 200)
-    assert [result.reward for result in results] == [1.0] * 200
-    assert [result.observation["graded"] for result in results] == [1] * 200
+            async with queueing.held():
+                submits = asyncio.create_task(pool.step_batch([{"tool": "submit"}] * 20))
+                await until(lambda: queueing.waiting() == 20)
+                await asyncio.sleep(1.5 * deadline_s)
+                assert not submits.done()
+            results = await submits
+    assert [result.reward for result in results] == [1.0] * 20
+    assert [result.observation["graded"] for result in results] == [1] * 20
 
 
 @pytest.mark.parametrize("mux", [True, False])
@@ -92,6 +99,7 @@ async def test_the_announced_deadline_is_the_servers(tmp_path: Path, monkeypatch
         async with ErrataClient(server.url) as client:
             await client.reset()
             assert (await client.step({"tool": "submit"})).reward == 1.0
+    monkeypatch.setattr(queueing, "GRADING_S", 3600.0)
     with serving("UNANNOUNCED", tmp_path / "2", step_timeout_s=SLOWDOWN) as server:
         async with ErrataClient(server.url) as client:
             await client.reset()
@@ -168,6 +176,64 @@ def test_the_clock_counts_what_it_was_stopped_for() -> None:
     assert clock.stopped_s() == 4.0
     assert clock.left_s(10.0, 13.0, 0.0) == 1.0
     assert clock.left_s(10.0, 13.0, 4.0) == -3.0  # of a call that began after the stop
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, 60.0])  # a timer of its own, and the shared one
+def test_a_call_has_ended_although_the_loop_was_late_to_see_it(timeout_s: float) -> None:
+    async def main() -> None:
+        async def turns() -> str:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            return "ended"
+
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Paused)
+        loop.call_soon(loop.pause, 1000.0)
+        assert await called(turns, timeout_s) == "ended"
+        loop.call_soon(loop.pause, 1000.0)
+        with pytest.raises(CallAbandoned):
+            await called(lambda: asyncio.sleep(3600.0), timeout_s)
+        loop.call_soon(loop.pause, 1000.0)
+        loop.call_later(1500.0, loop.pause, 1000.0)
+        with pytest.raises(CallAbandoned):  # the deadline moves once, by 1,000 s less the timeout
+            await called(lambda: asyncio.sleep(1750.0), timeout_s)
+
+    with asyncio.Runner(loop_factory=Paused) as runner:
+        runner.run(main())
+
+
+async def called(function: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+    call = TaskCall(function, (), contextvars.copy_context(), timeout_s)
+    try:
+        return await call
+    finally:
+        call.task.cancel()
+
+
+class Paused(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only while it waits, then at once, and in a `pause`."""
+
+    def __init__(self) -> None:
+        self._now = 100.0
+        super().__init__(Immediate(self))  # type: ignore[arg-type]
+
+    def time(self) -> float:
+        return self._now
+
+    def pause(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class Immediate(selectors.DefaultSelector):
+    """Waits by moving the time of its loop."""
+
+    def __init__(self, loop: Paused) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._loop.pause(timeout or 0.0)
+        return super().select(0.0)
 
 
 async def test_a_deadline_added_by_one_that_expires_needs_no_second_timer() -> None:

@@ -14,6 +14,9 @@ COARSE_S = 5.0
 
 TICK_S = 1.0
 
+LATE_S = 0.1
+"""A deadline that the event loop comes to later than this did not pass on a loop that was free to run."""
+
 
 class Expiring(Protocol):
     """An object with a deadline, hashed by identity."""
@@ -33,6 +36,7 @@ class Deadlines:
         self.loop = loop
         self._lanes: dict[float, dict[Expiring, float]] = {}  # by timeout; each in order of deadlines
         self._timer: asyncio.TimerHandle | None = None
+        self._late_s = 0.0  # of the current look
 
     def add(self, timeout_s: float, who: Expiring, now: float) -> dict[Expiring, float] | asyncio.TimerHandle:
         """Schedule ``who.expire`` for ``timeout_s`` after ``now``, or up to `TICK_S` later.
@@ -55,9 +59,20 @@ class Deadlines:
         lane[who] = now + timeout_s
         return lane
 
+    def late_s(self, deadline: dict[Expiring, float] | asyncio.TimerHandle, now: float) -> float:
+        """Return how much too late a deadline's `Expiring.expire` is being called, seconds; 0 if by at most `LATE_S`.
+
+        Args:
+            deadline: What `add` returned.
+            now: Current time of the event loop, seconds.
+        """
+        late_s = self._late_s if isinstance(deadline, dict) else now - deadline.when()
+        return late_s if late_s > LATE_S else 0.0
+
     def _look(self) -> None:
-        self._timer = None
         now = self.loop.time()
+        self._late_s = 0.0 if self._timer is None else now - self._timer.when()
+        self._timer = None
         due: list[tuple[dict[Expiring, float], Expiring]] = []
         for timeout_s, lane in list(self._lanes.items()):
             for who, deadline in lane.items():

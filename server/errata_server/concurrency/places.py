@@ -84,13 +84,18 @@ _NO_SLOTS: tuple[str, ...] = ()
 
 
 class _Timed(Operation):
-    """An operation with a deadline; time in which its clock was stopped does not count."""
+    """An operation with a deadline; time in which its clock was stopped does not count.
+
+    Where the event loop was late when the deadline passed (the machine was paused, or had too much to do), the call may
+    have ended with nobody there to see it. It then has that much longer, once.
+    """
 
     __slots__ = _NO_SLOTS
 
     _deadline: dict[Expiring, float] | asyncio.TimerHandle
     _deadlines: Deadlines
     _done: Done | None
+    _extended: bool
     _session: HasClock
     _started: float
     _stopped_before_s: float
@@ -106,6 +111,7 @@ class _Timed(Operation):
         self._started = started = loop.time()
         clock = self._session.clock
         self._stopped_before_s = 0.0 if clock is None else clock.stopped_s()
+        self._extended = False
         self._deadline = deadlines.add(self._timeout_s, self, started)
 
     def _ended(self) -> Done | None:
@@ -124,13 +130,16 @@ class _Timed(Operation):
         """Called when the deadline has passed."""
         if self._done is None:
             return
-        clock = self._session.clock
+        clock, now = self._session.clock, self._deadlines.loop.time()
+        left_s = 0.0
         if clock is not None:
-            now = self._deadlines.loop.time()
             left_s = clock.left_s(self._timeout_s, now - self._started, self._stopped_before_s)
-            if left_s > 0.0:
-                self._deadline = self._deadlines.add(left_s, self, now)
-                return
+        if left_s <= 0.0 and not self._extended:
+            left_s = self._deadlines.late_s(self._deadline, now)
+            self._extended = True
+        if left_s > 0.0:
+            self._deadline = self._deadlines.add(left_s, self, now)
+            return
         abandoned = self._abandon()
         if abandoned is not None and (done := self._ended()) is not None:
             done(None, abandoned)
@@ -154,6 +163,7 @@ class ThreadCall(Call, _Timed):
         "_deadline",
         "_deadlines",
         "_done",
+        "_extended",
         "_place",
         "_session",
         "_started",
@@ -237,6 +247,7 @@ class TaskCall(_Timed):
         "_deadline",
         "_deadlines",
         "_done",
+        "_extended",
         "_session",
         "_started",
         "_stopped_before_s",
