@@ -1,4 +1,4 @@
-"""Late answers of a server are told from delays of the machine."""
+"""The kit does not blame a server for delays of a busy machine."""
 
 from __future__ import annotations
 

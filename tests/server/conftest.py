@@ -62,13 +62,14 @@ async def until(said: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+_ENVIRONMENTS = ("terminal_env", "swe_bench_lite_env")
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _is_installed(name: str, before: Set[str]) -> bool:
     """Return whether a module is of a package that was imported before, of an installed one, or ours."""
     package = name.partition(".")[0]
-    if package in before or package.startswith("errata_"):
+    if package in before or package.startswith("errata_") or package in _ENVIRONMENTS:
         return True
     spec = getattr(sys.modules.get(package), "__spec__", None)
     if spec is None:

@@ -1,4 +1,4 @@
-"""`ensure_prompt`: whether answers wait for a slow step, told from delays of this machine."""
+"""`ensure_prompt` checks that other requests are answered while a slow step runs, also on a busy machine."""
 
 from __future__ import annotations
 
