@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-import selectors
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from errata_server.concurrency.slots import Slots
 from errata_server.concurrency.step_clock import RECHECK_S, StepClock
 from errata_server.process import ServerProcess
 from errata_server.settings import Settings
+from errata_server.simulation.loop import SimulatedLoop, simulated
 from tests.machine_speed import SLOWDOWN
 
 from . import queueing
@@ -179,27 +179,24 @@ def test_the_clock_counts_what_it_was_stopped_for() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 60.0])  # a timer of its own, and the shared one
-def test_a_call_has_ended_although_the_loop_was_late_to_see_it(timeout_s: float) -> None:
-    async def main() -> None:
-        async def turns() -> str:
-            for _ in range(10):
-                await asyncio.sleep(0)
-            return "ended"
+@simulated
+async def test_a_stall_of_the_loop_moves_a_deadline_once(timeout_s: float) -> None:
+    async def turns() -> str:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return "ended"
 
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, Paused)
-        loop.call_soon(loop.pause, 1000.0)
-        assert await called(turns, timeout_s) == "ended"
-        loop.call_soon(loop.pause, 1000.0)
-        with pytest.raises(CallAbandoned):
-            await called(lambda: asyncio.sleep(3600.0), timeout_s)
-        loop.call_soon(loop.pause, 1000.0)
-        loop.call_later(1500.0, loop.pause, 1000.0)
-        with pytest.raises(CallAbandoned):  # the deadline moves once, by 1,000 s less the timeout
-            await called(lambda: asyncio.sleep(1750.0), timeout_s)
-
-    with asyncio.Runner(loop_factory=Paused) as runner:
-        runner.run(main())
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    loop.call_soon(loop.pause, 1000.0)
+    assert await called(turns, timeout_s) == "ended"
+    loop.call_soon(loop.pause, 1000.0)
+    with pytest.raises(CallAbandoned):
+        await called(lambda: asyncio.sleep(3600.0), timeout_s)
+    loop.call_soon(loop.pause, 1000.0)
+    loop.call_later(1500.0, loop.pause, 1000.0)  # until after the moved deadline
+    with pytest.raises(CallAbandoned):
+        await called(lambda: asyncio.sleep(1750.0), timeout_s)
 
 
 async def called(function: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
@@ -208,32 +205,6 @@ async def called(function: Callable[[], Awaitable[Any]], timeout_s: float) -> An
         return await call
     finally:
         call.task.cancel()
-
-
-class Paused(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only while it waits, then at once, and in a `pause`."""
-
-    def __init__(self) -> None:
-        self._now = 100.0
-        super().__init__(Immediate(self))  # type: ignore[arg-type]
-
-    def time(self) -> float:
-        return self._now
-
-    def pause(self, seconds: float) -> None:
-        self._now += seconds
-
-
-class Immediate(selectors.DefaultSelector):
-    """Waits by moving the time of its loop."""
-
-    def __init__(self, loop: Paused) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._loop.pause(timeout or 0.0)
-        return super().select(0.0)
 
 
 async def test_a_deadline_added_by_one_that_expires_needs_no_second_timer() -> None:

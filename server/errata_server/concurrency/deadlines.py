@@ -15,7 +15,7 @@ COARSE_S = 5.0
 TICK_S = 1.0
 
 LATE_S = 0.1
-"""A deadline that the event loop comes to later than this did not pass on a loop that was free to run."""
+"""A deadline that the event loop handles more than this many seconds late passed while the loop was stalled."""
 
 
 class Expiring(Protocol):

@@ -86,8 +86,9 @@ _NO_SLOTS: tuple[str, ...] = ()
 class _Timed(Operation):
     """An operation with a deadline; time in which its clock was stopped does not count.
 
-    Where the event loop was late when the deadline passed (the machine was paused, or had too much to do), the call may
-    have ended with nobody there to see it. It then has that much longer, once.
+    If the event loop was stalled when the deadline passed, because the machine was paused or overloaded, the call may
+    have ended without the loop having seen it. The deadline then moves by as much as the loop was late, once: an
+    environment that computes on the loop stalls it, too, and must not run forever.
     """
 
     __slots__ = _NO_SLOTS

@@ -106,6 +106,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._virtual.now_s
 
+    def pause(self, seconds: float) -> None:
+        """Let time pass in which nothing runs, as where a machine is stopped or a callback takes long."""
+        self._virtual.now_s += seconds
+
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         task = super().create_task(coro, **options)
         self._made[task] = None
