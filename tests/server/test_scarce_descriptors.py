@@ -10,12 +10,14 @@ import shutil
 import signal
 from pathlib import Path
 
+import apsw
 import pytest
 
 from errata_client import ErrataClient
 from errata_os import descriptors
 from errata_protocol.errors import JournalUnavailable
 from errata_server.journal import DirectoryDisk, IndexedJournal
+from errata_server.journal.readers import Readers
 from errata_server.process import ServerProcess
 from errata_server.runtime.runtime import Runtime
 from errata_server.settings import Settings
@@ -54,6 +56,26 @@ async def test_a_read_without_a_free_descriptor_is_no_damage_and_works_afterward
         assert error.retryable and error.details["retry_after"] > 0
     assert [row.t for t in range(100) if (row := journal.delivery("e", t)) is not None] == list(range(100))
     journal.close()
+
+
+@pytest.mark.parametrize("short", [1, 2])
+def test_a_read_is_tried_again_where_descriptors_are_free_by_then(short: int) -> None:
+    opened = []
+
+    def connect() -> apsw.Connection:
+        opened.append(None)
+        if len(opened) <= short:
+            raise apsw.CantOpenError("unable to open database file")  # which SQLite says for want of descriptors, too
+        return apsw.Connection(":memory:")
+
+    readers = Readers(connect, "index.db")
+    if short == 1:
+        assert readers.rows("SELECT 1") == [(1,)]
+    else:
+        with pytest.raises(JournalUnavailable, match=r"^cannot read the journal index.db: unable to open"):
+            readers.rows("SELECT 1")
+    assert len(opened) == 2
+    readers.close()
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM])

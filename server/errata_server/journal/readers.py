@@ -46,16 +46,14 @@ class Readers:
             JournalUnavailable: The database cannot be read, is damaged, or was closed.
         """
         try:
-            reader = self._reader()
-            with reader.lock:
-                self._check_open()
-                return reader.db.execute(sql, values).fetchall()
+            try:
+                return self._read(sql, values)
+            except apsw.CantOpenError as error:
+                if short := descriptors.trouble(descriptors.FOR_SQLITE):
+                    raise JournalUnavailable(f"{self._unread(error)}; {short}", retry_after=1.0) from error
+                return self._read(sql, values)  # SQLite gives no reason: there may have been too few a moment ago
         except apsw.Error as error:
-            short = descriptors.trouble(descriptors.FOR_SQLITE) if isinstance(error, apsw.CantOpenError) else None
-            raise JournalUnavailable(
-                f"cannot read the journal {self._path}: {error}" + (f"; {short}" if short else ""),
-                **({"retry_after": 1.0} if short else {}),
-            ) from error
+            raise JournalUnavailable(self._unread(error)) from error
         except UnicodeDecodeError as error:  # SQLite has no checksums, and returns a text with a flipped bit
             raise JournalDamaged(
                 f"the index of the journal is damaged ({error}): stop the server and remove {self._path}, it is made "
@@ -70,6 +68,15 @@ class Readers:
             self._closed = True
             while self._readers:
                 closing.callback(_close, self._readers.pop())
+
+    def _read(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        reader = self._reader()
+        with reader.lock:
+            self._check_open()
+            return reader.db.execute(sql, values).fetchall()
+
+    def _unread(self, error: apsw.Error) -> str:
+        return f"cannot read the journal {self._path}: {error}"
 
     def _reader(self) -> _Reader:
         reader: _Reader | None = getattr(self._local, "reader", None)
